@@ -91,7 +91,10 @@ class Send:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recv:
-    """Post `buffer`, which comes to life here, to the channel from position `source` and go on; its contents exist after its Wait."""
+    """Post `buffer`, which comes to life here, to the channel from position `source` and go on.
+
+    Its contents exist after its Wait. In a template `source` is an offset on the pipeline axis.
+    """
 
     site: Site
     source: int
@@ -183,8 +186,20 @@ def wait_for(action: Started) -> Wait:
     return Wait(site=action.site, kind=WAITED_KIND[type(action)])
 
 
-def bind(action: Action, *, stage: int | None, microbatch: int | None, first_block: int) -> Action:
-    """The absolute action of a template's relative one: names and site filled in for one run of the template."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where one run of a template takes place: what `bind` fills in."""
+
+    position: int
+    num_positions: int
+    stage: int | None
+    microbatch: int | None
+    first_block: int = 0
+
+
+def bind(action: Action, place: Place) -> Action:
+    """The absolute action of a template's relative one: names, site and peer filled in for one run of the template."""
+    microbatch, first_block = place.microbatch, place.first_block
 
     def ref(name: Ref) -> Ref:
         return name.at(microbatch, first_block)
@@ -192,7 +207,7 @@ def bind(action: Action, *, stage: int | None, microbatch: int | None, first_blo
     def operand(one: Operand) -> Operand:
         return Operand(one.name, ref(one.ref), one.layout)
 
-    site = action.site.at(stage=stage, microbatch=microbatch, first_block=first_block)
+    site = action.site.at(stage=place.stage, microbatch=microbatch, first_block=first_block)
     match action:
         case Compute():
             return replace(
@@ -205,7 +220,11 @@ def bind(action: Action, *, stage: int | None, microbatch: int | None, first_blo
             )
         case Collective() | Move():
             return replace(action, site=site, source=ref(action.source), target=ref(action.target))
-        case Send() | Recv() | Alloc() | Free():
+        case Send():
+            return replace(action, site=site, buffer=ref(action.buffer), to=(place.position + action.to) % place.num_positions)
+        case Recv():
+            return replace(action, site=site, buffer=ref(action.buffer), source=(place.position + action.source) % place.num_positions)
+        case Alloc() | Free():
             return replace(action, site=site, buffer=ref(action.buffer))
         case Update():
             return replace(
