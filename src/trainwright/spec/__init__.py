@@ -1,0 +1,1 @@
+"""What a user declares: model, cluster, batch, precision, optimizer, run; and the catalog of known ones."""

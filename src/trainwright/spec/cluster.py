@@ -1,0 +1,44 @@
+"""Cluster: devices in nodes, the software stack on them, and what they cost."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from trainwright.spec.device import Device
+from trainwright.spec.stack import Stack
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cluster:
+    """num_nodes nodes of devices_per_node devices of one kind.
+
+    nic_bytes_per_s        one direction, per device, between nodes.
+    stack                  already specialised to the device (`Stack.on`).
+    usd_per_device_hour    None: the price is unknown, and no money is shown.
+    watts_per_device       drawn by a device with its share of host, cooling and fabric, where known; else the board limit.
+    """
+
+    name: str
+    device: Device
+    num_nodes: int
+    devices_per_node: int
+    nic_bytes_per_s: float
+    stack: Stack
+    usd_per_device_hour: float | None = None
+    watts_per_device: float | None = None
+    source: str = ""
+
+    @property
+    def num_devices(self) -> int:
+        """All devices."""
+        return self.num_nodes * self.devices_per_node
+
+    @property
+    def scale_up_domain(self) -> int:
+        """Devices that reach each other at the scale-up rate: of one node, or of the whole domain where that spans nodes."""
+        return min(max(self.device.scale_up_domain, self.devices_per_node), self.num_devices)
+
+    @property
+    def watts(self) -> float:
+        """Power of one device."""
+        return self.device.watts if self.watts_per_device is None else self.watts_per_device
