@@ -1,0 +1,1 @@
+"""Physics: how long arithmetic, memory traffic and messages take, from plain numbers."""
