@@ -2,6 +2,9 @@
 
 The names of `trainwright.api` are found here, loaded at first use: importing this package loads neither torch nor pydantic.
 
+Two of them are also names of folders. `trainwright.predict` and `trainwright.prove` are always the functions, whatever was
+imported before; the folders are reached as `from trainwright.predict import ...`.
+
 >>> import trainwright
 >>> trainwright.__version__
 '0.1.0'
@@ -9,7 +12,9 @@ The names of `trainwright.api` are found here, loaded at first use: importing th
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -19,14 +24,26 @@ __version__ = "0.1.0"
 __all__ = ["Plan", "load", "predict", "prove", "run"]
 
 
-def __getattr__(name: str) -> Any:  # noqa: ANN401 - a module's attribute may be anything
+class _Package(ModuleType):
+    """This package; importing the folder predict/ does not put it in the place of the function predict."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        """Keep what the import system sets, but for a folder with the name of a public function."""
+        if not (name in __all__ and isinstance(value, ModuleType)):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package
+
+
+def __getattr__(name: str) -> Any:
     """Load a public name from `trainwright.api` when it is first asked for."""
     if name not in __all__:
         message = f"module 'trainwright' has no attribute '{name}'"
         raise AttributeError(message)
-    folder_or_function = getattr(import_module("trainwright.api"), name)
-    globals()[name] = folder_or_function
-    return folder_or_function
+    value = getattr(import_module("trainwright.api"), name)
+    globals()[name] = value
+    return value
 
 
 def __dir__() -> list[str]:
