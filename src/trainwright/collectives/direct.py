@@ -80,9 +80,7 @@ def _pairs(num_ranks: int, shift: int) -> Iterator[tuple[int, int]]:
 def _scatter(num_ranks: int) -> Iterator[Round]:
     """Everybody's piece j goes to rank j, which adds it."""
     for shift in range(1, num_ranks):
-        yield tuple(
-            Transfer(from_rank=rank, to_rank=to_rank, chunks=(to_rank,), reduce=True) for rank, to_rank in _pairs(num_ranks, shift)
-        )
+        yield tuple(Transfer(from_rank=rank, to_rank=to_rank, chunks=(to_rank,), reduce=True) for rank, to_rank in _pairs(num_ranks, shift))
 
 
 def _gather(num_ranks: int) -> Iterator[Round]:

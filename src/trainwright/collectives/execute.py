@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from trainwright.collectives.rounds import Round
+if TYPE_CHECKING:
+    from trainwright.collectives.rounds import Round
 
 Numbers: TypeAlias = NDArray[np.float64]
 Held: TypeAlias = tuple[Mapping[int, Numbers], ...]  # for each rank the chunks it holds, by number
@@ -25,7 +26,7 @@ def execute(op: str, rounds: Iterable[Round], inputs: Sequence[Numbers]) -> list
     Raises KeyError where a rank sends a chunk that it does not hold.
     """
     held = begin(op, inputs)
-    for held in steps(held, rounds):  # noqa: B007 - the last one is what counts
+    for held in steps(held, rounds):
         pass
     return [np.concatenate([chunks[number] for number in result_chunks(op, rank, len(held))]) for rank, chunks in enumerate(held)]
 

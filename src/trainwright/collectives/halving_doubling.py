@@ -122,9 +122,7 @@ def _fold(num_ranks: int, *, reduce: bool) -> Iterator[Round]:
     """Extra ranks hand over all they hold: the whole payload of a reduction, their own chunk of a gather."""
     if num_extra := _num_extra(num_ranks):
         yield tuple(
-            Transfer(
-                from_rank=2 * core + 1, to_rank=2 * core, chunks=tuple(range(num_ranks)) if reduce else (2 * core + 1,), reduce=reduce
-            )
+            Transfer(from_rank=2 * core + 1, to_rank=2 * core, chunks=tuple(range(num_ranks)) if reduce else (2 * core + 1,), reduce=reduce)
             for core in range(num_extra)
         )
 

@@ -37,7 +37,7 @@ def rounds(op: str, num_ranks: int) -> Iterator[Round]:
             raise refuse(NAME, op)
 
 
-def num_chunks_sent(op: str, rank: int, num_ranks: int) -> int:  # noqa: ARG001 - the same on every rank
+def num_chunks_sent(op: str, rank: int, num_ranks: int) -> int:
     """Chunks that one rank sends.
 
     >>> num_chunks_sent("all_reduce", 0, num_ranks=8) / 8
@@ -62,8 +62,6 @@ def _around(num_ranks: int, first_chunk: int, *, reduce: bool) -> Iterator[Round
     """In the first round rank i sends chunk i + first_chunk, in each later one the chunk that has just arrived."""
     for step in range(num_ranks - 1):
         yield tuple(
-            Transfer(
-                from_rank=rank, to_rank=(rank + 1) % num_ranks, chunks=((rank + first_chunk - step) % num_ranks,), reduce=reduce
-            )
+            Transfer(from_rank=rank, to_rank=(rank + 1) % num_ranks, chunks=((rank + first_chunk - step) % num_ranks,), reduce=reduce)
             for rank in range(num_ranks)
         )

@@ -11,11 +11,13 @@ Glossary
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
-from trainwright.units import Bytes, BytesPerSecond, Seconds
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from trainwright.units import Bytes, BytesPerSecond, Seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,9 +63,7 @@ def busiest_port_chunks(one_round: Round) -> int:
     return max([*sent.values(), *received.values()], default=0)
 
 
-def rounds_s(
-    rounds: Iterable[Round], *, payload_bytes: Bytes, num_ranks: int, link_bytes_per_s: BytesPerSecond, hop_s: Seconds
-) -> Seconds:
+def rounds_s(rounds: Iterable[Round], *, payload_bytes: Bytes, num_ranks: int, link_bytes_per_s: BytesPerSecond, hop_s: Seconds) -> Seconds:
     """Time of all rounds, one after another: a hop and the busiest port's bytes each. Left out: the cost of adding."""
     chunk_s = payload_bytes / num_ranks / link_bytes_per_s
     return sum(hop_s + busiest_port_chunks(one_round) * chunk_s for one_round in rounds)

@@ -23,7 +23,7 @@ Indices: TypeAlias = NDArray[np.int64]
 Times: TypeAlias = NDArray[Any]  # int64 where all durations are whole, else float64
 
 
-class Cycle(Exception):
+class Cycle(Exception):  # noqa: N818 - the thing found
     """The tasks wait for each other in a circle. `nodes` lists one such circle: each waits for the next, the last for the first.
 
     `waiting` lists every task that can never start, those behind the circle too.

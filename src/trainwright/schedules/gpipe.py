@@ -29,12 +29,12 @@ USES_CHUNKS = False
 position_of = one_stage_a_position
 
 
-def check(num_positions: int, num_microbatches: int, chunks: int) -> Iterator[Problem]:  # noqa: ARG001 - any number of microbatches will do
+def check(num_positions: int, num_microbatches: int, chunks: int) -> Iterator[Problem]:
     """Refuse chunks; any number of microbatches is possible, fewer than positions too."""
     yield from one_chunk_only(NAME, chunks)
 
 
-def order(position: int, num_positions: int, num_microbatches: int, chunks: int) -> Iterator[Slot]:  # noqa: ARG001 - the same everywhere
+def order(position: int, num_positions: int, num_microbatches: int, chunks: int) -> Iterator[Slot]:
     """All forwards, then all backwards, both in the order of the microbatches."""
     for microbatch in range(num_microbatches):
         yield Forward(position, microbatch)

@@ -31,14 +31,14 @@ position_of = looped
 
 def check(num_positions: int, num_microbatches: int, chunks: int) -> Iterator[Problem]:
     """Microbatches come in whole groups of P; one chunk is 1f1b; one position has nothing to interleave."""
-    if chunks < 2:  # noqa: PLR2004 - one chunk is another schedule
+    if chunks < 2:
         yield Problem(
             f"the interleaved schedule needs at least 2 chunks on every position, not {chunks}",
             given=f"{chunks} chunks",
             allowed="2 or more chunks",
             attempt='2 chunks, or the schedule "1f1b"',
         )
-    if num_positions < 2:  # noqa: PLR2004 - one position is no pipeline
+    if num_positions < 2:
         yield Problem(
             "the interleaved schedule needs at least 2 pipeline positions",
             given=f"pipeline of size {num_positions}",

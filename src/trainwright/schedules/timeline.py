@@ -10,18 +10,20 @@ Glossary
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import cached_property
 from itertools import accumulate, pairwise
-from types import ModuleType
-from typing import Any, TypeAlias, assert_never
+from typing import TYPE_CHECKING, Any, TypeAlias, assert_never
 
 import numpy as np
 
 from trainwright.cost.longest_path import Cycle, Indices, Times, longest_path
 from trainwright.ir.slot import Backward, BackwardInput, BackwardWeight, Forward, Slot
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from types import ModuleType
 
 Ticks: TypeAlias = int | float
 
@@ -59,7 +61,7 @@ class Prices:
                 assert_never(kind)
 
 
-class Deadlock(Exception):
+class Deadlock(Exception):  # noqa: N818 - the thing found, as in verify()
     """Slots that wait for each other in a circle, each for the next."""
 
     def __init__(self, slots: tuple[Slot, ...]) -> None:
@@ -242,12 +244,12 @@ def _sources(kinds: Indices, stages: Indices, microbatches: Indices, num_stages:
     above = np.where(stages == num_stages - 1, own, backward[stages + 1, microbatches])
     first_half = numbers[Kind.BACKWARD_INPUT, stages, microbatches]
     needs_none = (kinds == Kind.FORWARD) & (stages == 0)
-    source = np.select((kinds == Kind.FORWARD, kinds == Kind.BACKWARD_WEIGHT), (below, first_half), above)
+    source: Indices = np.select((kinds == Kind.FORWARD, kinds == Kind.BACKWARD_WEIGHT), (below, first_half), above)
     assert bool(np.all((source >= 0) | needs_none)), "every slot's source is in the schedule"
     return source
 
 
-def _plain(number: Any) -> Ticks:  # noqa: ANN401 - a numpy scalar of either kind
+def _plain(number: Any) -> Ticks:
     """Return a numpy scalar as a Python number, so that it prints and dumps as one."""
     plain: Ticks = number.item()
     return plain
