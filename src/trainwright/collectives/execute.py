@@ -25,10 +25,9 @@ def execute(op: str, rounds: Iterable[Round], inputs: Sequence[Numbers]) -> list
 
     Raises KeyError where a rank sends a chunk that it does not hold.
     """
-    held = begin(op, inputs)
-    for held in steps(held, rounds):
-        pass
-    return [np.concatenate([chunks[number] for number in result_chunks(op, rank, len(held))]) for rank, chunks in enumerate(held)]
+    first = begin(op, inputs)
+    *_, last = first, *steps(first, rounds)
+    return [np.concatenate([chunks[number] for number in result_chunks(op, rank, len(last))]) for rank, chunks in enumerate(last)]
 
 
 def begin(op: str, inputs: Sequence[Numbers]) -> Held:

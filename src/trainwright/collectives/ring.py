@@ -37,7 +37,11 @@ def rounds(op: str, num_ranks: int) -> Iterator[Round]:
             raise refuse(NAME, op)
 
 
-def num_chunks_sent(op: str, rank: int, num_ranks: int) -> int:
+def num_chunks_sent(
+    op: str,
+    rank: int,  # noqa: ARG001 - the same on every rank
+    num_ranks: int,
+) -> int:
     """Chunks that one rank sends.
 
     >>> num_chunks_sent("all_reduce", 0, num_ranks=8) / 8

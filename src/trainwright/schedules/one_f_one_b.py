@@ -29,12 +29,21 @@ USES_CHUNKS = False
 position_of = one_stage_a_position
 
 
-def check(num_positions: int, num_microbatches: int, chunks: int) -> Iterator[Problem]:
+def check(
+    num_positions: int,  # noqa: ARG001 - any will do
+    num_microbatches: int,  # noqa: ARG001 - any will do
+    chunks: int,
+) -> Iterator[Problem]:
     """Refuse chunks; any number of microbatches is possible, fewer than positions too."""
     yield from one_chunk_only(NAME, chunks)
 
 
-def order(position: int, num_positions: int, num_microbatches: int, chunks: int) -> Iterator[Slot]:
+def order(
+    position: int,
+    num_positions: int,
+    num_microbatches: int,
+    chunks: int,  # noqa: ARG001 - always one
+) -> Iterator[Slot]:
     """Fill, alternate, drain: the order in which one position visits its microbatches."""
     num_warmup = min(num_positions - position - 1, num_microbatches)
     for microbatch in range(num_warmup):
