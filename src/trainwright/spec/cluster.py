@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
 from trainwright.spec.device import Device
@@ -35,10 +36,19 @@ class Cluster:
 
     @property
     def scale_up_domain(self) -> int:
-        """Devices that reach each other at the scale-up rate: of one node, or of the whole domain where that spans nodes."""
-        return min(max(self.device.scale_up_domain, self.devices_per_node), self.num_devices)
+        """Devices that reach each other at the scale-up rate: at most those of one node, unless the domain spans nodes."""
+        return min(self.device.scale_up_domain, self.num_devices if self.device.spans_nodes else self.devices_per_node)
 
     @property
-    def watts(self) -> float:
-        """Power of one device."""
+    def watts(self) -> float | None:
+        """Power of one device, where it is known."""
         return self.device.watts if self.watts_per_device is None else self.watts_per_device
+
+    @property
+    def is_local(self) -> bool:
+        """The devices are processes of this machine."""
+        return self.device.name == "local"
+
+    def with_devices(self, num_devices: int) -> Cluster:
+        """Return the same cluster as one node of so many devices: a local one has as many processes as the plan asks for."""
+        return dataclasses.replace(self, num_nodes=1, devices_per_node=num_devices)

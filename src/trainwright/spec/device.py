@@ -24,32 +24,34 @@ class Source:
 class Device:
     """One accelerator.
 
-    memory_bytes            what the vendor names; a driver and its context take some of it.
+    memory_bytes            what a program can have in all, as PyTorch reports it; somewhat less than the vendor's round figure.
     memory_bytes_per_s      peak of its own memory.
     peak_flops_per_s        by format of the operands ("fp64", "fp32", "tf32", "bf16", "fp16", "fp8"), dense;
                             sums in fp32 (fp64 for fp64).
     scale_up_bytes_per_s    one direction, per device, to its scale-up domain: NVLink, xGMI, ICI, or PCIe where there is nothing else.
-    scale_up_domain         devices that reach each other at that rate.
+    scale_up_domain         most devices that reach each other at that rate.
+    spans_nodes             the domain goes beyond a node (a rack of GB200, a pod of TPUs).
     nic_bytes_per_s         one direction, per device, the usual fabric between domains; 0 where there is none.
     host_bytes_per_s        one direction, to the memory of its host.
     launch_s                least time of one operator, however small.
     num_processors          streaming multiprocessors, compute units or cores; None where unknown.
-    watts                   board power limit.
+    watts                   board power limit; None where unknown.
     sources                 by field.
     """
 
     name: str
-    title: str
-    vendor: str
+    title: str = ""
+    vendor: str = ""
     memory_bytes: int
     memory_bytes_per_s: float
     peak_flops_per_s: Mapping[str, float] = field(hash=False)
     scale_up_bytes_per_s: float
-    scale_up_domain: int
-    nic_bytes_per_s: float
-    host_bytes_per_s: float
-    launch_s: float
-    watts: float
+    scale_up_domain: int = 8
+    nic_bytes_per_s: float = 0.0
+    host_bytes_per_s: float = 16e9
+    launch_s: float = 5e-6
+    watts: float | None = None
+    spans_nodes: bool = False
     num_processors: int | None = None
     sources: Mapping[str, Source] = field(default_factory=dict, hash=False)
 

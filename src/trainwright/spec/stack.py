@@ -10,7 +10,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Final, Literal
+
+UNKNOWN_INTERVAL: Final = 0.20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,12 +45,14 @@ class Stack:
     straggler_per_doubling           slowdown for each doubling of the devices beyond 8.
     interval                         half width, as a fraction, of the interval that held 80 % of held-out measurements.
     num_points                       measurements behind the fit; 0 = none.
+    fitted_devices                   devices that these were taken on; on others the interval is at least that of an unknown stack.
     """
 
     name: str
     title: str
     source: str
     num_points: int = 0
+    fitted_devices: tuple[str, ...] = ()
     gemm_efficiency: float = 0.68
     gemm_ramp_depth: int = 200
     weight_gradient_efficiency: float = 0.95
@@ -74,9 +78,12 @@ class Stack:
     host_fixed_s: float = 0.0
     host_floor_s: float = 250e-6
     straggler_per_doubling: float = 0.005
-    interval: float = 0.20
+    interval: float = UNKNOWN_INTERVAL
     on_devices: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, hash=False, repr=False)
 
     def on(self, device: str) -> Stack:
         """Return the constants for one device: the common ones, replaced where that device has its own."""
-        return dataclasses.replace(self, **self.on_devices[device]) if device in self.on_devices else self
+        constants = dataclasses.replace(self, **self.on_devices.get(device, {}))
+        if not self.fitted_devices or device in self.fitted_devices:
+            return constants
+        return dataclasses.replace(constants, interval=max(constants.interval, UNKNOWN_INTERVAL))
