@@ -47,7 +47,7 @@ VECTOR: Final = 64
 class Shard:
     """One rank's flat piece of a unit, with everything that its update reads and writes.
 
-    All tensors are one-dimensional, contiguous and of one length. `weights`, `master` and `moments` are written in place; `gradient` is only read.
+    All tensors are one-dimensional, contiguous and of one length. `gradient` is only read; the others are written in place.
     `decay` lists half-open ranges in ascending order, not overlapping.
     """
 
