@@ -1,0 +1,102 @@
+"""Call: all that a segment may look at beside its inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol, TypeAlias
+
+from torch import Tensor
+
+from trainwright.engine.segments.gradients import Sink
+from trainwright.engine.segments.tables import Tables
+from trainwright.engine.segments.weights import Weights
+from trainwright.spec.model import Model
+
+Tensors: TypeAlias = Mapping[str, Tensor]
+
+
+class DropoutMask(Protocol):
+    """Which values of a stream tensor are kept: factors 0 or 1 / (1 - rate), [b, num_tokens, width], in the format of `like`.
+
+    The factor of a value depends on seed, step, site, the sequence's id within the step, the token and the column, and on
+    nothing else: any mesh draws the same.
+    """
+
+    def __call__(self, call: Call, site: str, first_token: int, like: Tensor) -> Tensor:
+        """The factors for like [b, num_tokens, width], whose first token is `first_token` of its sequence."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """One call of a segment, on one rank.
+
+    weights           the unit that holds the segment's parameters: `embed`, `positions`, a block or `head`; `embed` for a tied `logits`
+    gradients         where backward adds the unit's gradients; None in forward
+    sequence          stream tensors hold the tensor_index-th slice of the tokens of each sequence
+    tokens, targets   [b, s], int64; a target below 0 is ignored
+    num_valid_tokens  targets of the whole step that are not ignored, over all microbatches and ranks
+    sequence_ids      number of each sequence within the step, counted over all ranks
+    keep_saved        return what backward needs; False where it will be computed again
+    """
+
+    model: Model
+    weights: Weights
+    gradients: Sink | None = None
+    tensor_index: int = 0
+    num_tensor: int = 1
+    sequence: bool = False
+    tokens: Tensor | None = None
+    targets: Tensor | None = None
+    num_valid_tokens: float = 1.0
+    block: int | None = None
+    step: int = 0
+    seed: int = 0
+    sequence_ids: Sequence[int] = ()
+    keep_saved: bool = True
+    dropout_mask: DropoutMask | None = None
+    tables: Tables = field(default_factory=Tables)
+
+    @property
+    def sink(self) -> Sink:
+        """Where gradients go, in backward."""
+        assert self.gradients is not None, "backward needs a gradient sink"
+        return self.gradients
+
+    def fused(self, names: tuple[str, ...]) -> Tensor:
+        """Adjacent parameters as one matrix, [rows of all, columns]."""
+        return self.weights.fused(names)
+
+    def optional(self, names: tuple[str, ...]) -> Tensor | None:
+        """Adjacent parameters as one, or None where the model has none (biases)."""
+        return self.weights.fused(names) if names[0] in self.weights else None
+
+    def first_token(self, num_tokens: int) -> int:
+        """Place within its sequence of the first token of a stream tensor that holds `num_tokens`."""
+        return self.tensor_index * num_tokens if self.sequence else 0
+
+    def drop_(self, values: Tensor, site: str) -> Tensor:
+        """Apply dropout to a stream tensor [b, u, h] in place; forward and backward do the same."""
+        assert self.dropout_mask is not None, "dropout needs a mask"
+        place = site if self.block is None else f"b{self.block}.{site}"
+        return values.mul_(self.dropout_mask(self, place, self.first_token(values.shape[1]), values))
+
+    def kept(self, outputs: dict[str, Tensor], saved: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Outputs, together with what backward needs unless that is not wanted."""
+        return outputs | saved if self.keep_saved else outputs
+
+
+class Segment(Protocol):
+    """A file of this folder.
+
+    Inputs and outputs go by their formal names ("x", "h1"); what backward needs beside them is prefixed "saved."; the gradient of
+    "h1" is "dh1". No input is changed. Outputs are fresh tensors. Runs without autograd; the caller disables it.
+    """
+
+    NAME: str
+
+    def forward(self, call: Call, inputs: Tensors) -> dict[str, Tensor]:
+        """Outputs, and with call.keep_saved what backward needs beside kept inputs and outputs."""
+
+    def backward(self, call: Call, inputs: Tensors) -> dict[str, Tensor]:
+        """Gradients of the inputs. Those of the parameters go to call.gradients."""

@@ -1,0 +1,21 @@
+"""peak: the largest score of each token, which keeps the exponentials of `sums` in range. A constant to backward."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from trainwright.engine.segments.call import Call, Tensors
+from trainwright.engine.segments.norm import wide
+
+NAME = "peak"
+
+
+def forward(call: Call, inputs: Tensors) -> dict[str, Tensor]:
+    """z [b, s, V / t] -> m [b, s], float32 or wider; the maximum over the tensor axis is still to be taken."""
+    z = inputs["z"]
+    return {"m": z.amax(dim=-1).to(wide(z.dtype))}
+
+
+def backward(call: Call, inputs: Tensors) -> dict[str, Tensor]:
+    """Nothing: the loss does not depend on m."""
+    return {}
