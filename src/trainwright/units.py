@@ -1,7 +1,8 @@
 """Units: one alias for each kind of number, readers for what people write, writers for what people read.
 
 Inside Trainwright a quantity is a plain number and its unit ends its name (`payload_bytes`, `hop_s`).
-The aliases tell the reader, and a test, which unit a number has; they cost nothing at run time.
+The aliases tell the reader, and a test, which unit a number has; they cost nothing at run time. Bytes and operations are
+counted, so they are whole; an average or a bound of them may be a plain float.
 Text such as "80 GiB" exists only at the edge: `parse_*` turns it into a number, `show_*` turns a number into text.
 Memory is shown in GiB (2^30), wire and bandwidth in GB and GB/s (10^9), as vendors do.
 """
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 Bytes: TypeAlias = int
 Seconds: TypeAlias = float
-Flops: TypeAlias = float
+Flops: TypeAlias = int
 BytesPerSecond: TypeAlias = float
 FlopsPerSecond: TypeAlias = float
 Usd: TypeAlias = float
@@ -113,10 +114,10 @@ def parse_flops(given: object) -> Flops:
     """Read an amount of arithmetic; a bare number is in floating-point operations.
 
     >>> parse_flops("3.8e25"), parse_flops("2 PFLOP")
-    (3.8e+25, 2000000000000000.0)
+    (38000000000000000000000000, 2000000000000000)
     """
     allowed = 'a number and one of FLOP, GFLOP, TFLOP, PFLOP, EFLOP, such as "2 PFLOP"'
-    return float(_one(given, _FLOP_UNITS | {"": Fraction(1)}, "an amount of arithmetic", allowed, _no_suggestion))
+    return _whole(_one(given, _FLOP_UNITS | {"": Fraction(1)}, "an amount of arithmetic", allowed, _no_suggestion), given, allowed)
 
 
 def parse_flops_per_s(given: object) -> FlopsPerSecond:
@@ -166,7 +167,7 @@ def show_bytes_per_s(rate_bytes_per_s: BytesPerSecond) -> str:
     return _scaled(rate_bytes_per_s, (("TB/s", 10**12), ("GB/s", 10**9), ("MB/s", 10**6), ("kB/s", 10**3)), "B/s")
 
 
-def show_flops(amount_flops: Flops) -> str:
+def show_flops(amount_flops: float) -> str:
     """Write an amount of arithmetic.
 
     >>> show_flops(2.5e15)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from typing import TYPE_CHECKING
 
 from architecture.source import modules
@@ -19,7 +20,8 @@ ENDING = {
     "Usd": "_usd",
 }
 LONGEST_FIRST = sorted(ENDING, key=lambda alias: -len(ENDING[alias]))
-PLAIN = {"int", "float"}
+PLAIN = {alias: {"int"} if alias in {"Bytes", "Flops"} else {"int", "float"} for alias in ENDING}
+SHARE = re.compile(r"_per_(rank|role|stage|block|unit|step|microbatch|token|parameter|element)$")
 
 
 def annotated(tree: ast.Module) -> Iterator[tuple[ast.AST, str, ast.expr]]:
@@ -45,13 +47,16 @@ def single(annotation: ast.expr) -> str | None:
 
 
 def fault(name: str, annotation: ast.expr) -> str | None:
-    """What is wrong with a name and its annotation. A rate per something else (`usd_per_device_hour`) names both units itself."""
-    name, kind = name.lower(), single(annotation)
-    if kind in ENDING and not f"_{name}".endswith(ENDING[kind]):
-        return f"`{name}: {kind}` must end in {ENDING[kind]}"
-    promised = next((alias for alias in LONGEST_FIRST if f"_{name}".endswith(ENDING[alias])), None)
-    if kind in PLAIN and promised is not None:
-        return f"`{name}: {kind}` must be annotated {promised}"
+    """What is wrong with a name and its annotation.
+
+    `sent_bytes_per_rank` counts bytes: a share keeps its unit. An average number of bytes or operations may be a plain float.
+    """
+    name, kind = SHARE.sub("", f"_{name.lower()}"), single(annotation)
+    if kind in ENDING and not name.endswith(ENDING[kind]):
+        return f"`{name[1:]}: {kind}` must end in {ENDING[kind]}"
+    promised = next((alias for alias in LONGEST_FIRST if name.endswith(ENDING[alias])), None)
+    if promised is not None and kind in PLAIN[promised]:
+        return f"`{name[1:]}: {kind}` must be annotated {promised}"
     return None
 
 
@@ -70,8 +75,8 @@ def test_units_end_names():
 
 def test_the_lint_sees_planted_faults():
     """One fault of each kind is found, and the right spelling passes."""
-    wrong = ("payload: Bytes", "hop_s: float", "size_bytes: int | None", "rate: FlopsPerSecond", "link_bytes_per_s: float")
-    right = ("payload_bytes: Bytes", "hop_s: Seconds | None", "num_ranks: int", "s: Seconds", "link_bytes_per_s: BytesPerSecond")
+    wrong = ("payload: Bytes", "hop_s: float", "size_bytes: int | None", "rate: FlopsPerSecond", "sent_bytes_per_rank: int")
+    right = ("payload_bytes: Bytes", "hop_s: Seconds | None", "num_ranks: int", "mean_bytes: float", "link_bytes_per_s: BytesPerSecond")
 
     def judge(line: str) -> str | None:
         ((_, name, annotation),) = annotated(ast.parse(line))
