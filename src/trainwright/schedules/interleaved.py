@@ -34,9 +34,9 @@ def check(num_positions: int, num_microbatches: int, chunks: int) -> Iterator[Pr
     if chunks < 2:
         yield Problem(
             f"the interleaved schedule needs at least 2 chunks on every position, not {chunks}",
-            given=f"{chunks} chunks",
-            allowed="2 or more chunks",
-            attempt='2 chunks, or the schedule "1f1b"',
+            given=f"chunks = {chunks}",
+            allowed="chunks = 2 or more",
+            attempt='chunks = 2, or the schedule "1f1b"',
         )
     if num_positions < 2:
         yield Problem(

@@ -32,7 +32,7 @@ def one_chunk_only(name: str, chunks: int) -> Iterator[Problem]:
     if chunks != 1:
         yield Problem(
             f'the schedule "{name}" puts one stage on each position, not {chunks}',
-            given=f"{chunks} chunks",
-            allowed="1 chunk",
-            attempt='1 chunk, or the schedule "interleaved"',
+            given=f"chunks = {chunks}",
+            allowed="chunks = 1",
+            attempt='chunks = 1, or the schedule "interleaved"',
         )
