@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from trainwright.problems import Problem, nearest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 MAX_COUNT: Final = 2**31 - 1
 

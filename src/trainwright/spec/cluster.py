@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from trainwright.spec.device import Device
-from trainwright.spec.stack import Stack
+if TYPE_CHECKING:
+    from trainwright.spec.device import Device
+    from trainwright.spec.stack import Stack
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,8 +21,8 @@ from trainwright.spec.model import Model, RopeScaling
 
 Config: TypeAlias = Mapping[str, Any]
 
-ARCHITECTURES: Final = ("LlamaForCausalLM", "MistralForCausalLM", "GPT2LMHeadModel")
-_BY_MODEL_TYPE: Final = {"llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM", "gpt2": "GPT2LMHeadModel"}
+_MODEL_TYPES: Final = {"LlamaForCausalLM": "llama", "MistralForCausalLM": "mistral", "GPT2LMHeadModel": "gpt2"}
+ARCHITECTURES: Final = tuple(_MODEL_TYPES)
 _GPT2_ACTIVATIONS: Final = {"gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "gelu": "gelu"}
 
 
@@ -53,7 +53,7 @@ def from_hf_config(config: object, file: str) -> Model:
     """
     if not isinstance(config, Mapping):
         raise PlanError(Problem("a model's config must be a JSON object", file=file, given=type(config).__name__))
-    architecture = _architecture(config)
+    architecture = _architecture(config, file)
     read = _gpt2 if architecture == "GPT2LMHeadModel" else _llama
     problems = list(_gpt2_problems(config) if architecture == "GPT2LMHeadModel" else _llama_problems(config, architecture))
     if not problems:
@@ -64,18 +64,15 @@ def from_hf_config(config: object, file: str) -> Model:
     raise PlanError(problem.at(file) for problem in problems)
 
 
-def _architecture(config: Config) -> str:
-    listed = config.get("architectures")
-    if isinstance(listed, list) and listed:
-        if len(listed) == 1 and listed[0] in ARCHITECTURES:
-            return str(listed[0])
-        key, given = "architectures", listed
-    elif config.get("model_type") in _BY_MODEL_TYPE:
-        return _BY_MODEL_TYPE[config["model_type"]]
-    else:
-        key, given = ("model_type", config["model_type"]) if "model_type" in config else ("architectures", listed)
-    what = "names no architecture" if given is None else f"has the architecture {given}, which cannot be read yet"
-    raise PlanError(Problem(f"the model's config {what}", path=key, given=given, allowed=ARCHITECTURES))
+def _architecture(config: Config, file: str) -> str:
+    key = "architectures" if config.get("architectures") else "model_type"
+    given: object = config.get(key)
+    named = given[0] if isinstance(given, list) and len(given) == 1 else given
+    for architecture, model_type in _MODEL_TYPES.items():
+        if named == (architecture if key == "architectures" else model_type):
+            return architecture
+    what = "names no architecture" if given is None else f"has the architecture {named}, which cannot be read yet"
+    raise PlanError(Problem(f"the model's config {what}", file=file, path=key, given=given, allowed=ARCHITECTURES))
 
 
 def _llama(config: Config, name: str, file: str) -> Model:
@@ -132,6 +129,7 @@ def _llama_problems(config: Config, architecture: str) -> Iterator[Problem]:
     yield from _counts(config, sizes, required=True)
     yield from _counts(config, ("num_key_value_heads", "head_dim", "max_position_embeddings"), required=False)
     yield from _divides(config, "num_attention_heads", "hidden_size", unless="head_dim")
+    yield from _divides(config, "num_key_value_heads", "num_attention_heads", unless=None)
     yield from _numbers(config, ("rms_norm_eps",))
     yield from _switches(config, ("tie_word_embeddings",))
     must = {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False, "attention_dropout": 0}
@@ -173,7 +171,9 @@ def _rope_problems(config: Config) -> Iterator[Problem]:
     yield from _numbers(rope, ("rope_theta",))
     kind = _rope_kind(rope)
     if kind not in {"default", "llama3"}:
-        yield Problem(f"rotary scaling of the type {kind} cannot be built yet", path=key, given=dict(given or {}), allowed=("default", "llama3"))
+        yield Problem(
+            f"rotary scaling of the type {kind} cannot be built yet", path=key, given=dict(given or {}), allowed=("default", "llama3")
+        )
     elif kind == "llama3":
         yield from _numbers(rope, ("factor", "low_freq_factor", "high_freq_factor"), required=True)
         yield from _counts(rope, ("original_max_position_embeddings",), required=True)
@@ -236,14 +236,15 @@ def _musts(config: Config, must: Mapping[str, object]) -> Iterator[Problem]:
 
 
 def _divides(config: Config, part: str, whole: str, *, unless: str | None) -> Iterator[Problem]:
-    heads, width = config.get(part), config.get(whole)
+    """Refuse a size that does not divide another, where both are counts; with `unless` given, the question does not arise."""
+    small, large = config.get(part), config.get(whole)
     if unless is not None and config.get(unless) is not None:
         return
-    if isinstance(heads, int) and isinstance(width, int) and heads > 0 and width % heads:
-        yield Problem(f"{heads} heads do not divide a width of {width}", path=part, given=heads, allowed=f"divisors of {width}")
+    if isinstance(small, int) and isinstance(large, int) and small > 0 and large % small:
+        yield Problem(f"{part} = {small} does not divide {whole} = {large}", path=part, given=small, allowed=f"divisors of {large}")
 
 
-def _or(config: Config, key: str, default: Any) -> Any:  # noqa: ANN401 - JSON holds anything; the checks have looked at it
+def _or(config: Config, key: str, default: Any) -> Any:
     value = config.get(key)
     return default if value is None else value
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from trainwright.problems import Problem
 from trainwright.spec.bounds import choice_problems, count_problems, range_problems
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 FAMILIES: Final = ("decoder",)
 NORMS: Final = ("rmsnorm", "layernorm")

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from trainwright.problems import Problem
 from trainwright.spec.bounds import choice_problems, count_problems, range_problems
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from trainwright.problems import Problem
 
 NUM_MOMENTS: Final = {"adamw": 2, "sgd": 1}
 DECAYS: Final = ("cosine", "none")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Final
 
@@ -10,6 +9,8 @@ from trainwright.problems import Problem, nearest
 from trainwright.spec.formats import FORMATS, LANDED, bytes_of
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from trainwright.spec.stack import Stack
 
 _OTHER_NAMES: Final = {

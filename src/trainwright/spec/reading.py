@@ -166,7 +166,9 @@ def _quantity(parse: Callable[[Any], float], *, positive: bool = True) -> Reader
 
 def _rates(path: str, given: object, problems: list[Problem]) -> dict[str, float]:
     if not isinstance(given, Mapping) or not given:
-        problems.append(Problem(f"{path} must give a rate for each format", path=path, given=given, attempt=f'{path} = {{ bf16 = "989 TFLOP/s" }}'))
+        problems.append(
+            Problem(f"{path} must give a rate for each format", path=path, given=given, attempt=f'{path} = {{ bf16 = "989 TFLOP/s" }}')
+        )
         return {}
     readers = {name: _quantity(units.parse_flops_per_s) for name in FORMATS}
     return _read(given, path, readers, (), problems)

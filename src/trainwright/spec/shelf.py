@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tomllib
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,7 +13,7 @@ FOLDER: Final = Path(__file__).with_name("catalog")
 KINDS: Final = ("model", "device", "cluster", "stack")
 
 
-@lru_cache(maxsize=None)
+@cache
 def names(kind: str) -> tuple[str, ...]:
     """Return the names of one kind, sorted: a file is one entry."""
     return tuple(sorted(path.stem for path in (FOLDER / f"{kind}s").glob("*.toml")))

@@ -8,9 +8,11 @@ study; `source` names it.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 UNKNOWN_INTERVAL: Final = 0.20
 
@@ -20,7 +22,7 @@ class Stack:
     """Constants of a software stack on one device.
 
     gemm_efficiency                  e: fraction of peak that a deep matrix product sustains.
-    gemm_ramp_depth                  k0: a product of inner size k takes the time of k + k0, which stands for filling and draining the pipes.
+    gemm_ramp_depth                  k0: a product of inner size k takes the time of k + k0: the pipes fill and drain.
     weight_gradient_efficiency       rate of the weight gradient relative to the other two products.
     traffic_multiplier               k: memory and wire traffic as a multiple of what is written in the formulas.
     memory_efficiency                fraction of peak memory rate that streaming operators reach.

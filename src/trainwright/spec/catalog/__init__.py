@@ -5,7 +5,7 @@ An entry is a TOML file beside this one, and its name is the file's. Each carrie
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import cache
 from typing import TYPE_CHECKING
 
 from trainwright.spec import reading, shelf
@@ -19,25 +19,25 @@ if TYPE_CHECKING:
     from trainwright.spec.stack import Stack
 
 
-@lru_cache(maxsize=None)
+@cache
 def model(name: str, path: str = "model.name") -> Model:
     """Return the model of that name. Raises PlanError, its Problem at `path`, for a name the catalog lacks; so do the others."""
     return reading.model_from_dict({"name": name, **shelf.table("model", name, path)})
 
 
-@lru_cache(maxsize=None)
+@cache
 def device(name: str, path: str = "cluster.device") -> Device:
     """Return the device of that name."""
     return reading.device_from_dict({"name": name, **shelf.table("device", name, path)})
 
 
-@lru_cache(maxsize=None)
+@cache
 def cluster(name: str, path: str = "cluster.name") -> Cluster:
     """Return the cluster of that name."""
     return reading.cluster_from_dict({"name": name, **shelf.table("cluster", name, path)})
 
 
-@lru_cache(maxsize=None)
+@cache
 def stack(name: str, path: str = "cluster.stack") -> Stack:
     """Return the stack of that name, its constants common to all devices; `Stack.on` gives those of one."""
     return reading.stack_from_dict({"name": name, **shelf.table("stack", name, path)})
