@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from math import prod
@@ -12,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812  # its usual name
 
+from trainwright.engine.random import Key, Piece, dropout_mask
 from trainwright.engine.segments import SEGMENTS, Call, Gradients, Tables, Weights, segment
 from trainwright.engine.segments.attention import attend, attend_backward, attend_plainly, attend_plainly_backward
 from trainwright.engine.segments.tables import frequencies
@@ -94,15 +94,10 @@ def unshard(parts: list[Tensor], dim: int | None, full: tuple[int, ...]) -> Tens
     return parts[0] if dim is None else torch.cat(parts, dim=dim)[: full[0], ...]
 
 
-def mask(call: Call, site: str, first_token: int, like: Tensor) -> Tensor:
-    """Dropout factors that depend on site, sequence, token and column only."""
-    rows = []
-    for sequence_id in call.sequence_ids:
-        generator = torch.Generator().manual_seed(zlib.crc32(f"{call.seed}/{call.step}/{site}/{sequence_id}".encode()))
-        drawn = torch.rand(64, like.shape[-1], generator=generator, dtype=torch.float64)
-        rows.append(drawn[first_token : first_token + like.shape[1]])
-    rate = call.model.dropout
-    return (torch.stack(rows) >= rate).to(like.dtype) / (1 - rate)
+def mask(call: Call, site: str, like: Tensor) -> Tensor:
+    """Dropout factors of the microbatch's sequences, cut out of those of the whole step."""
+    whole = dropout_mask(Key.of(call.seed, call.step, site), Piece.whole((9, *like.shape[1:])), call.model.dropout, like.dtype)
+    return whole[list(call.sequence_ids)]
 
 
 # Ranks of a tensor axis, run in turn.
@@ -176,7 +171,7 @@ def calls(model: Model, data: Batch, num_tensor: int, *, sequence: bool) -> list
         Call(
             model=model, weights=Weights(torch.empty(0), {}), tensor_index=index, num_tensor=num_tensor, sequence=sequence,
             tokens=data.tokens, targets=data.targets, num_valid_tokens=int((data.targets >= 0).sum()), step=3, seed=7,
-            sequence_ids=SEQUENCE_IDS, dropout_mask=mask, tables=Tables(),
+            sequence_ids=SEQUENCE_IDS, tables=Tables(),
         )
         for index in range(num_tensor)
     ]  # fmt: skip
@@ -297,7 +292,7 @@ class Plain:
     def drop(self, x: Tensor, site: str, block: int | None) -> Tensor:
         if self.model.dropout == 0:
             return x
-        return x * mask(self.call, site if block is None else f"b{block}.{site}", 0, x.detach())
+        return x * mask(self.call, site if block is None else f"b{block}.{site}", x)
 
     def norm(self, x: Tensor, name: str, block: int | None) -> Tensor:
         weight, bias = self.get(f"{name}.weight", block), self.get(f"{name}.bias", block)

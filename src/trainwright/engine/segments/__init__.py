@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import Final, cast
 
-from trainwright.engine.segments.call import Call, DropoutMask, Segment
+from trainwright.engine.segments.call import Call, Segment
 from trainwright.engine.segments.gradients import Gradients, Sink
 from trainwright.engine.segments.tables import Tables
 from trainwright.engine.segments.weights import Weights
@@ -25,4 +25,4 @@ def segment(name: str) -> Segment:
     return cast("Segment", SEGMENTS.get(name))
 
 
-__all__ = ["SEGMENTS", "Call", "DropoutMask", "Gradients", "Segment", "Sink", "Tables", "Weights", "segment"]
+__all__ = ["SEGMENTS", "Call", "Gradients", "Segment", "Sink", "Tables", "Weights", "segment"]

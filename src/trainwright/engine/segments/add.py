@@ -2,28 +2,32 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
 
-from trainwright.engine.segments.call import Call, Tensors
 from trainwright.engine.segments.linear import flat
+
+if TYPE_CHECKING:
+    from trainwright.engine.segments.call import Call, Tensors
 
 NAME = "add"
 
 
 def forward(call: Call, inputs: Tensors) -> dict[str, Tensor]:
-    """x2, f -> x = x2 + dropout(f + bias), all [b, u, h]. Backward needs nothing."""
+    """From x2, f -> x = x2 + dropout(f + bias), all [b, u, h]. Backward needs nothing."""
     return {"x": joined(call, inputs["x2"], inputs["f"], bias="feed.bias", site="feed")}
 
 
 def backward(call: Call, inputs: Tensors) -> dict[str, Tensor]:
-    """dx -> df if there is dropout (else df is dx, and not returned); gradient of the bias."""
+    """From dx -> df if there is dropout (else df is dx, and not returned); gradient of the bias."""
     df = joined_backward(call, inputs["dx"], bias="feed.bias", site="feed")
     return {} if df is None else {"df": df}
 
 
 def joined(call: Call, residual: Tensor, branch: Tensor, *, bias: str, site: str) -> Tensor:
-    """residual + dropout(branch + bias), all [b, u, h]."""
+    """Return residual + dropout(branch + bias), all [b, u, h]."""
     offset = call.optional((bias,))
     if call.model.dropout == 0:
         joint = torch.add(residual, branch)

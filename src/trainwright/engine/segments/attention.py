@@ -15,14 +15,18 @@ from torch import Tensor
 
 from trainwright.engine.segments.norm import wide
 
+_CPU_FORWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu  # noqa: SLF001 - torch names its kernels so
+_CPU_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward  # noqa: SLF001
+_CUDA_FORWARD = torch.ops.aten._scaled_dot_product_flash_attention  # noqa: SLF001
+_CUDA_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_backward  # noqa: SLF001
+
 
 def attend(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     """Output [b, H, s, d] and log-sum-exp [b, H, s] of the scaled scores."""
-    aten = torch.ops.aten
     if q.device.type == "cpu":
-        out, lse = aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, True)
+        out, lse = _CPU_FORWARD(q, k, v, 0.0, True)
     elif _has_flash(q):
-        out, lse = aten._scaled_dot_product_flash_attention(q, k, v, 0.0, True)[:2]
+        out, lse = _CUDA_FORWARD(q, k, v, 0.0, True)[:2]
     else:
         out, lse = attend_plainly(q, k, v)
     return out, lse
@@ -30,15 +34,12 @@ def attend(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
 
 def attend_backward(dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of q, k and v."""
-    aten = torch.ops.aten
     if q.device.type == "cpu":
-        dq, dk, dv = aten._scaled_dot_product_flash_attention_for_cpu_backward(dout, q, k, v, out, lse, 0.0, True)
+        dq, dk, dv = _CPU_BACKWARD(dout, q, k, v, out, lse, 0.0, True)
     elif _has_flash(q):
         num_tokens = q.shape[2]
         unused = torch.empty(2, dtype=torch.uint64, device=q.device)  # the state of a dropout that is off
-        dq, dk, dv = aten._scaled_dot_product_flash_attention_backward(
-            dout, q, k, v, out, lse, None, None, num_tokens, num_tokens, 0.0, True, unused, unused[:0]
-        )
+        dq, dk, dv = _CUDA_BACKWARD(dout, q, k, v, out, lse, None, None, num_tokens, num_tokens, 0.0, True, unused, unused[:0])
     else:
         dq, dk, dv = attend_plainly_backward(dout, q, k, v, out, lse)
     return dq, dk, dv
@@ -83,7 +84,7 @@ def _repeated(heads: Tensor, num_heads: int) -> Tensor:
 
 def _summed(heads: Tensor, num_kv_heads: int) -> Tensor:
     """The gradient of `_repeated`."""
-    return heads.unflatten(1, (num_kv_heads, -1)).sum(dim=2)
+    return heads.view(len(heads), num_kv_heads, -1, *heads.shape[2:]).sum(dim=2)
 
 
 def _has_flash(q: Tensor) -> bool:

@@ -4,27 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, TypeAlias
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from torch import Tensor
 
-from trainwright.engine.segments.gradients import Sink
+from trainwright.engine.random import Key, Piece, dropout_mask
 from trainwright.engine.segments.tables import Tables
-from trainwright.engine.segments.weights import Weights
-from trainwright.spec.model import Model
+
+if TYPE_CHECKING:
+    from trainwright.engine.segments.gradients import Sink
+    from trainwright.engine.segments.weights import Weights
+    from trainwright.spec.model import Model
 
 Tensors: TypeAlias = Mapping[str, Tensor]
-
-
-class DropoutMask(Protocol):
-    """Which values of a stream tensor are kept: factors 0 or 1 / (1 - rate), [b, num_tokens, width], in the format of `like`.
-
-    The factor of a value depends on seed, step, site, the sequence's id within the step, the token and the column, and on
-    nothing else: any mesh draws the same.
-    """
-
-    def __call__(self, call: Call, site: str, first_token: int, like: Tensor) -> Tensor:
-        """The factors for like [b, num_tokens, width], whose first token is `first_token` of its sequence."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +28,8 @@ class Call:
     sequence          stream tensors hold the tensor_index-th slice of the tokens of each sequence
     tokens, targets   [b, s], int64; a target below 0 is ignored
     num_valid_tokens  targets of the whole step that are not ignored, over all microbatches and ranks
-    sequence_ids      number of each sequence within the step, counted over all ranks
+    seed, step        with the sequence ids, what dropout draws from
+    sequence_ids      number of each sequence within the step, counted over all ranks and microbatches; [b]
     keep_saved        return what backward needs; False where it will be computed again
     """
 
@@ -54,7 +47,6 @@ class Call:
     seed: int = 0
     sequence_ids: Sequence[int] = ()
     keep_saved: bool = True
-    dropout_mask: DropoutMask | None = None
     tables: Tables = field(default_factory=Tables)
 
     @property
@@ -76,10 +68,18 @@ class Call:
         return self.tensor_index * num_tokens if self.sequence else 0
 
     def drop_(self, values: Tensor, site: str) -> Tensor:
-        """Apply dropout to a stream tensor [b, u, h] in place; forward and backward do the same."""
-        assert self.dropout_mask is not None, "dropout needs a mask"
-        place = site if self.block is None else f"b{self.block}.{site}"
-        return values.mul_(self.dropout_mask(self, place, self.first_token(values.shape[1]), values))
+        """Apply dropout to a stream tensor [b, u, h] in place. Backward does the same, and so does every mesh: see engine/random.py."""
+        num_tokens, width = values.shape[1:]
+        key = Key.of(self.seed, self.step, site if self.block is None else f"b{self.block}.{site}")
+        num_all_tokens = num_tokens * self.num_tensor if self.sequence else num_tokens
+        for row, sequence_id in zip(values, self.sequence_ids, strict=True):
+            piece = Piece(
+                global_shape=(sequence_id + 1, num_all_tokens, width),  # how many sequences follow does not matter
+                offsets=(sequence_id, self.first_token(num_tokens), 0),
+                shape=(1, num_tokens, width),
+            )
+            row.mul_(dropout_mask(key, piece, self.model.dropout, values.dtype, values.device)[0])
+        return values
 
     def kept(self, outputs: dict[str, Tensor], saved: dict[str, Tensor]) -> dict[str, Tensor]:
         """Outputs, together with what backward needs unless that is not wanted."""

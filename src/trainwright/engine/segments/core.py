@@ -2,29 +2,33 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
 
 from trainwright.engine.segments.attention import attend, attend_backward
-from trainwright.engine.segments.call import Call, Tensors
 from trainwright.engine.segments.rope import turn_back
+
+if TYPE_CHECKING:
+    from trainwright.engine.segments.call import Call, Tensors
 
 NAME = "core"
 
 
 def forward(call: Call, inputs: Tensors) -> dict[str, Tensor]:
-    """qkv [b, s, (H + 2 K) d / t] -> c [b, s, H d / t]. Backward needs both, and saved.lse [b, H / t, s]."""
+    """From qkv [b, s, (H + 2 K) d / t] -> c [b, s, H d / t]. Backward needs both, and saved.lse [b, H / t, s]."""
     out, lse = attend(*(part.transpose(1, 2) for part in _parts(call, inputs["qkv"])))
     return call.kept({"c": out.transpose(1, 2).flatten(2)}, {"saved.lse": lse})
 
 
 def backward(call: Call, inputs: Tensors) -> dict[str, Tensor]:
-    """qkv, c, saved.lse, dc -> dqkv, turned back: the gradient of queries, keys and values before their turn.
+    """From qkv, c, saved.lse, dc -> dqkv, turned back: the gradient of queries, keys and values before their turn.
 
     It is turned back here, while it is copied out of the kernel's three results, because that costs nothing extra.
     """
     q, k, v = (part.transpose(1, 2) for part in _parts(call, inputs["qkv"]))
-    dout, out = (inputs[name].unflatten(-1, (-1, call.model.head_width)).transpose(1, 2) for name in ("dc", "c"))
+    dout, out = (_heads(call, inputs[name]).transpose(1, 2) for name in ("dc", "c"))
     gradients = [part.transpose(1, 2) for part in attend_backward(dout, q, k, v, out, inputs["saved.lse"])]
     if call.model.positions != "rope":
         return {"dqkv": torch.cat([part.flatten(2) for part in gradients], dim=-1)}
@@ -40,5 +44,10 @@ def backward(call: Call, inputs: Tensors) -> dict[str, Tensor]:
 def _parts(call: Call, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Views of queries [b, s, H / t, d], keys and values [b, s, K / t, d]."""
     num_heads, num_kv_heads = call.model.num_heads // call.num_tensor, call.model.num_kv_heads // call.num_tensor
-    q, k, v = qkv.unflatten(-1, (-1, call.model.head_width)).split([num_heads, num_kv_heads, num_kv_heads], dim=2)
+    q, k, v = _heads(call, qkv).split([num_heads, num_kv_heads, num_kv_heads], dim=2)
     return q, k, v
+
+
+def _heads(call: Call, x: Tensor) -> Tensor:
+    """View of x [b, s, n d] as [b, s, n, d]."""
+    return x.view(*x.shape[:2], -1, call.model.head_width)

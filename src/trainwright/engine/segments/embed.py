@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
 
-from trainwright.engine.segments.call import Call, Tensors
 from trainwright.engine.segments.linear import flat
+
+if TYPE_CHECKING:
+    from trainwright.engine.segments.call import Call, Tensors
 
 NAME = "embed"
 
 
-def forward(call: Call, inputs: Tensors) -> dict[str, Tensor]:
-    """-> e [b, s, h], or x if nothing is added to it: rows of this rank's part of the vocabulary, 0 for tokens of other ranks."""
+def forward(call: Call, inputs: Tensors) -> dict[str, Tensor]:  # noqa: ARG001 - tokens come with the call
+    """Return e [b, s, h], or x if nothing is added to it: rows of this rank's part of the vocabulary, 0 for tokens of other ranks."""
     table = call.weights["embed.tokens"]
     rows, other = _local(call, table.shape[0])
     values = table[rows] if other is None else table[rows].masked_fill_(other.unsqueeze(-1), 0)
@@ -20,7 +24,7 @@ def forward(call: Call, inputs: Tensors) -> dict[str, Tensor]:
 
 
 def backward(call: Call, inputs: Tensors) -> dict[str, Tensor]:
-    """de or dx [b, s, h] -> gradient of the table only."""
+    """From de or dx [b, s, h] -> gradient of the table only."""
     dx = inputs["de" if "de" in inputs else "dx"]
     rows, other = _local(call, call.weights["embed.tokens"].shape[0])
     value = dx if other is None else torch.masked_fill(dx, other.unsqueeze(-1), 0)

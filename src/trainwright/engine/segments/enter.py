@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
 
-from trainwright.engine.segments.call import Call, Tensors
+if TYPE_CHECKING:
+    from trainwright.engine.segments.call import Call, Tensors
 
 NAME = "enter"
 
 
 def forward(call: Call, inputs: Tensors) -> dict[str, Tensor]:
-    """e [b, u, h] -> x [b, u, h]."""
+    """From e [b, u, h] -> x [b, u, h]."""
     e = inputs["e"]
     x = torch.add(e, call.weights["positions.table"][_places(call, e)]) if call.model.positions == "learned" else e.clone()
     return {"x": call.drop_(x, NAME) if call.model.dropout > 0 else x}
 
 
 def backward(call: Call, inputs: Tensors) -> dict[str, Tensor]:
-    """dx [b, u, h] -> de if there is dropout (else de is dx, and not returned); gradient of the positions."""
+    """From dx [b, u, h] -> de if there is dropout (else de is dx, and not returned); gradient of the positions."""
     dx = inputs["dx"]
     de = call.drop_(dx.clone(), NAME) if call.model.dropout > 0 else dx
     if call.model.positions == "learned":

@@ -5,18 +5,22 @@ Sources: Shazeer 2020, GLU variants improve transformer (SwiGLU); Hendrycks and 
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
 
-from trainwright.engine.segments.call import Call, Tensors
 from trainwright.engine.segments.linear import flat, linear, linear_input
+
+if TYPE_CHECKING:
+    from trainwright.engine.segments.call import Call, Tensors
 
 NAME = "feed"
 _APPROXIMATE = {"gelu": "none", "gelu_tanh": "tanh"}
 
 
 def forward(call: Call, inputs: Tensors) -> dict[str, Tensor]:
-    """h2 [b, s, h] -> f [b, s, h], to be summed over the tensor axis; `add` adds the bias.
+    """From h2 [b, s, h] -> f [b, s, h], to be summed over the tensor axis; `add` adds the bias.
 
     Backward needs h2 and saved.act [b, s, f / t]; SwiGLU also saved.gate_up [b, s, 2 f / t], GELU saved.pre [b, s, f / t].
     """
@@ -31,7 +35,7 @@ def forward(call: Call, inputs: Tensors) -> dict[str, Tensor]:
 
 
 def backward(call: Call, inputs: Tensors) -> dict[str, Tensor]:
-    """h2, saved, and df (dx if there is no dropout) [b, s, h] -> dh2."""
+    """From h2, saved, and df (dx if there is no dropout) [b, s, h] -> dh2."""
     df = inputs["df" if call.model.dropout > 0 else "dx"]
     call.sink.linear(("down.weight",), flat(inputs["saved.act"]), flat(df))
     dact = linear_input(df, call.weights["down.weight"])

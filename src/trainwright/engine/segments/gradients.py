@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
 
 from trainwright.engine.segments.weights import Place, span
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 
 class Sink(Protocol):

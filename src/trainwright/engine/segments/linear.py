@@ -7,12 +7,12 @@ from torch import Tensor
 
 
 def flat(x: Tensor) -> Tensor:
-    """x [..., n] as a matrix [rows, n]; a view if x is contiguous."""
+    """Return x [..., n] as a matrix [rows, n]; a view if x is contiguous."""
     return x.reshape(-1, x.shape[-1])
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """x weight' (+ bias): x [b, s, in], weight [out, in] -> [b, s, out]."""
+    """Return x weight' (+ bias): x [b, s, in], weight [out, in] -> [b, s, out]."""
     product = torch.mm(flat(x), weight.t()) if bias is None else torch.addmm(bias, flat(x), weight.t())
     return product.view(*x.shape[:-1], weight.shape[0])
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
 
-from trainwright.engine.segments.call import Call, Tensors
+if TYPE_CHECKING:
+    from trainwright.engine.segments.call import Call, Tensors
 
 NAME = "loss"
 
 
 def forward(call: Call, inputs: Tensors) -> dict[str, Tensor]:
-    """r [2, b, s] -> loss []: sum of log r[0] - r[1] over the targets that count, divided by their number in the whole step.
+    """From r [2, b, s] -> loss []: sum of log r[0] - r[1] over the targets that count, divided by their number in the whole step.
 
     Summed over microbatches and data ranks it is the step's loss, in nats a token. Backward needs r.
     """
@@ -21,7 +24,7 @@ def forward(call: Call, inputs: Tensors) -> dict[str, Tensor]:
 
 
 def backward(call: Call, inputs: Tensors) -> dict[str, Tensor]:
-    """r -> dr [2, b, s]."""
+    """From r -> dr [2, b, s]."""
     r = inputs["r"]
     dr = torch.empty_like(r)
     torch.reciprocal(r[0], out=dr[0])

@@ -5,10 +5,13 @@ bf16 is widened to float32 for statistics and normalisation; float32 and float64
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
 
-from trainwright.engine.segments.call import Call, Tensors
+if TYPE_CHECKING:
+    from trainwright.engine.segments.call import Call, Tensors
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:
@@ -17,8 +20,9 @@ def wide(dtype: torch.dtype) -> torch.dtype:
 
 
 def normalise(call: Call, name: str, x: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-    """norm(x) of x [b, u, h] with the parameters `name`.weight and .bias, and what backward needs: saved.rstd and, for LayerNorm,
-    saved.mean, each [b, u] in float32 or wider.
+    """Return norm(x) of x [b, u, h] with the parameters `name`.weight and .bias, and what backward needs.
+
+    That is saved.rstd and, for LayerNorm, saved.mean, each [b, u] in float32 or wider.
     """
     weight = call.weights[f"{name}.weight"]
     values = x.to(wide(x.dtype))

@@ -5,20 +5,24 @@ Rows are worked through in chunks, so that the widened exponentials never hold t
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from trainwright.engine.segments.call import Call, Tensors
 from trainwright.engine.segments.linear import flat
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from trainwright.engine.segments.call import Call, Tensors
 
 NAME = "sums"
 CHUNK_ROWS = 256
 
 
 def forward(call: Call, inputs: Tensors) -> dict[str, Tensor]:
-    """z [b, s, V / t], m [b, s] -> r [2, b, s]: the sum of exp(z - m); z[target] - m where the target is ours, else 0.
+    """From z [b, s, V / t], m [b, s] -> r [2, b, s]: the sum of exp(z - m); z[target] - m where the target is ours, else 0.
 
     r is float32 or wider, as m, and to be summed over the tensor axis. Backward needs z and m.
     """
@@ -35,7 +39,7 @@ def forward(call: Call, inputs: Tensors) -> dict[str, Tensor]:
 
 
 def backward(call: Call, inputs: Tensors) -> dict[str, Tensor]:
-    """z, m, dr [2, b, s] -> dz [b, s, V / t]."""
+    """From z, m, dr [2, b, s] -> dz [b, s, V / t]."""
     z, dr = flat(inputs["z"]), inputs["dr"].flatten(1)
     peaks = inputs["m"].flatten()
     column, ours = _target(call, z.shape[1])

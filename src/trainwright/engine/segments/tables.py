@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from math import pi
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from trainwright.spec.model import Model, RopeScaling
+if TYPE_CHECKING:
+    from trainwright.spec.model import Model, RopeScaling
 
 
 class Tables:
