@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from trainwright.spec.device import Device
     from trainwright.spec.stack import Stack
+    from trainwright.units import BytesPerSecond
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +26,7 @@ class Cluster:
     device: Device
     num_nodes: int
     devices_per_node: int
-    nic_bytes_per_s: float
+    nic_bytes_per_s: BytesPerSecond
     stack: Stack
     usd_per_device_hour: float | None = None
     watts_per_device: float | None = None

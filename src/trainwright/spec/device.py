@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Literal
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from trainwright.units import Bytes, BytesPerSecond, Seconds
+
 Standing = Literal["verified", "unverified"]
 
 
@@ -44,14 +46,14 @@ class Device:
     name: str
     title: str = ""
     vendor: str = ""
-    memory_bytes: int
-    memory_bytes_per_s: float
+    memory_bytes: Bytes
+    memory_bytes_per_s: BytesPerSecond
     peak_flops_per_s: Mapping[str, float] = field(hash=False)
-    scale_up_bytes_per_s: float
+    scale_up_bytes_per_s: BytesPerSecond
     scale_up_domain: int = 8
-    nic_bytes_per_s: float = 0.0
-    host_bytes_per_s: float = 16e9
-    launch_s: float = 5e-6
+    nic_bytes_per_s: BytesPerSecond = 0.0
+    host_bytes_per_s: BytesPerSecond = 16e9
+    launch_s: Seconds = 5e-6
     watts: float | None = None
     spans_nodes: bool = False
     num_processors: int | None = None

@@ -8,7 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Final
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from trainwright.units import Bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,7 +23,7 @@ class Format:
     """
 
     name: str
-    num_bytes: int
+    num_bytes: Bytes
     exponent_bits: int
     mantissa_bits: int
     landed: bool
@@ -39,7 +42,7 @@ FORMATS: Final = MappingProxyType({fmt.name: fmt for fmt in _ALL})
 LANDED: Final = tuple(fmt.name for fmt in _ALL if fmt.landed)
 
 
-def bytes_of(name: str) -> int:
+def bytes_of(name: str) -> Bytes:
     """Bytes of one value of the named format; "none" takes none (a copy that does not exist).
 
     Raises KeyError for a name that is no format: a plan's formats are checked before they come here.

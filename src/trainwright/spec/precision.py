@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from trainwright.spec.stack import Stack
+    from trainwright.units import Bytes
 
 _OTHER_NAMES: Final = {
     "float64": "fp64",
@@ -95,7 +96,7 @@ class ResolvedPrecision:
         """The optimizer updates a copy of its own, and the weights are cast from it."""
         return self.master != "none"
 
-    def state_bytes_per_parameter(self, num_moments: int) -> int:
+    def state_bytes_per_parameter(self, num_moments: int) -> Bytes:
         """Bytes that stay from step to step for one unsharded parameter: weight, gradient, master and moments."""
         return bytes_of(self.weights) + bytes_of(self.gradients) + bytes_of(self.master) + num_moments * bytes_of(self.optimizer)
 

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from trainwright.units import Seconds
+
 UNKNOWN_INTERVAL: Final = 0.20
 
 
@@ -72,13 +74,13 @@ class Stack:
     tensor_exposed: float = 1.0
     pipeline_exposed: float = 1.0
     half_rate_bytes: float = 3e6
-    collective_latency_s: float = 20e-6
-    ring_hop_s: float = 2e-6
+    collective_latency_s: Seconds = 20e-6
+    ring_hop_s: Seconds = 2e-6
     nic_efficiency: float = 0.85
     gradients: str | None = None
     accumulation_bytes: float = 0.0
-    host_fixed_s: float = 0.0
-    host_floor_s: float = 250e-6
+    host_fixed_s: Seconds = 0.0
+    host_floor_s: Seconds = 250e-6
     straggler_per_doubling: float = 0.005
     interval: float = UNKNOWN_INTERVAL
     on_devices: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, hash=False, repr=False)
