@@ -13,7 +13,10 @@ Source: Thakur, Rabenseifner and Gropp 2005, "Optimization of Collective Communi
 
 from __future__ import annotations
 
-from trainwright.units import Bytes
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from trainwright.units import Bytes
 
 TRANSFERS = {"all_gather": 1, "reduce_scatter": 1, "all_reduce": 2, "all_to_all": 1, "broadcast": 1}
 """How often the payload crosses to each of the P - 1 others, summed over the group."""

@@ -15,10 +15,9 @@ from __future__ import annotations
 
 import sysconfig
 import zlib
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import torch
@@ -27,6 +26,9 @@ from torch import Tensor
 from trainwright.engine.random import Key, integers
 from trainwright.engine.tokenizer import ByteTokenizer, Tokenizer, Tokens
 from trainwright.problems import PlanError, Problem
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
 
 IGNORED = -1
 """A target that no loss counts."""
@@ -127,7 +129,7 @@ class Feed:
         """All sequences of the step."""
         return self._rows(step, 0, self.global_sequences)
 
-    def num_valid_tokens(self, step: int) -> int:  # noqa: ARG002 - every step of text is full
+    def num_valid_tokens(self, step: int) -> int:
         """Every target counts."""
         return self.global_sequences * self.sequence_tokens
 
@@ -172,7 +174,7 @@ class PaddedFeed:
         """All sequences of the step."""
         return self._rows(step, 0, self.global_sequences)
 
-    def num_valid_tokens(self, step: int) -> int:  # noqa: ARG002 - every step has the same lengths
+    def num_valid_tokens(self, step: int) -> int:
         """Targets that are not padding."""
         return sum(self._length(place) for place in range(self.global_sequences))
 
@@ -201,7 +203,8 @@ def permuted(place: int, count: int, key: Key) -> int:
     """Where a keyed permutation of 0 ... count - 1 takes `place`, without a table of all of them.
 
     A Feistel network of four rounds over the next even number of bits; what falls outside goes round again until it falls inside.
-    Sources: Luby and Rackoff 1988, "How to Construct Pseudorandom Permutations"; Black and Rogaway 2002, "Ciphers with Arbitrary Finite Domains".
+    Sources: Luby and Rackoff 1988, "How to Construct Pseudorandom Permutations"; Black and Rogaway 2002, "Ciphers with Arbitrary
+    Finite Domains".
     """
     half = max(1, -(-(count - 1).bit_length() // 2))
     mask = (1 << half) - 1
@@ -242,8 +245,8 @@ def load_corpus(
 ) -> Corpus:
     """Read what `run.data` names: "text:stdlib", or "text:PATH" with a file or folder, relative to `folder`.
 
-    A folder means all its UTF-8 files, in the order of their names; hidden, binary and empty ones are skipped. Raises PlanError for a corpus that cannot be
-    read or that is shorter than one sequence.
+    A folder means all its UTF-8 files, in the order of their names; hidden, binary and empty ones are skipped. Raises PlanError for a
+    corpus that cannot be read or that is shorter than one sequence.
     """
     documents, num_skipped = _read(data, folder or Path())
     if not documents:
@@ -362,7 +365,7 @@ def _cut(texts: list[bytes], length: int) -> tuple[list[bytes], list[bytes]]:
     before: list[bytes] = []
     for number, text in enumerate(texts):
         if len(text) > length:
-            while length > 0 and text[length] & 0xC0 == 0x80:  # noqa: PLR2004 - 10xxxxxx continues a UTF-8 character
+            while length > 0 and text[length] & 0xC0 == 0x80:
                 length -= 1
             parts = ([text[:length]] if length else []), [text[length:]]
             return before + parts[0], parts[1] + texts[number + 1 :]

@@ -16,11 +16,14 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
 
 _INCREMENT = 0x9E3779B97F4A7C15
 _MULTIPLIERS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
@@ -109,12 +112,20 @@ def dropout_mask(key: Key, piece: Piece, probability: float, dtype: torch.dtype,
     return mask.mul_(1.0 / (1.0 - probability))
 
 
-def init_parameter(  # noqa: PLR0913 - each is a fact of its own
-    name: str, piece: Piece, *, kind: str, std: float = 0.02, seed: int = 0, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"
+def init_parameter(
+    name: str,
+    piece: Piece,
+    *,
+    kind: str,
+    std: float = 0.02,
+    seed: int = 0,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str = "cpu",
 ) -> Tensor:
     """A rank's piece of the initial value of parameter `name`: kind "normal" (of deviation `std`), "ones" or "zeros".
 
-    The value of an element depends on the seed, the name and its place in the global tensor only. It is computed in float64 and rounded once.
+    The value of an element depends on the seed, the name and its place in the global tensor only. It is computed in float64 and
+    rounded once.
     """
     match kind:
         case "zeros":

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import import_module
-from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from trainwright.problems import PlanError, Problem
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
 
 Tokens = NDArray[Any]
 
@@ -67,7 +69,7 @@ class FileTokenizer:
             ) from None
         try:
             self._tokenizer = library.Tokenizer.from_str(path.read_text(encoding="utf-8"))
-        except Exception as error:  # noqa: BLE001 - the library raises bare Exceptions
+        except Exception as error:
             raise PlanError(
                 Problem(f"the tokenizer cannot be read: {error}", path="run.tokenizer", given=str(path), allowed="a tokenizer.json")
             ) from None

@@ -8,14 +8,17 @@ the process had better end with `os._exit`.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
+from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 from torch import Tensor
 
 from trainwright.engine.wire import Handle, WireError, WireTimeout
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,15 +8,18 @@ in `trainwright.cost.wire`, which NCCL's ring and tree meet too; they are not co
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 from torch import Tensor
 
 from trainwright.cost.wire import member_sent_bytes
 from trainwright.engine.wire import DEFAULT_TIMEOUT_S, Handle, Pending, Wire
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 _REDUCE_OPS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX}
 
@@ -26,7 +29,7 @@ class _Posted:
     work: dist.Work
     tensors: tuple[Tensor, ...]  # lent until the wait
 
-    def wait(self, timeout_s: float) -> None:  # noqa: ARG002 - the process group's own time-out holds
+    def wait(self, timeout_s: float) -> None:
         self.work.wait()
 
 

@@ -17,13 +17,16 @@ they are deterministic and the same bits on every rank. `trainwright.cost.wire` 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from itertools import pairwise
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
 
 from trainwright.cost.wire import wire_buffer_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
 
 DEFAULT_TIMEOUT_S = 300.0
 """How long a wait may take before it is called a hang."""
@@ -63,8 +66,13 @@ class Transport(Protocol):
     Tensors are contiguous and not empty; both sides name the same number of bytes. Posting never blocks.
     """
 
-    rank: int
-    size: int
+    @property
+    def rank(self) -> int:
+        """This rank."""
+
+    @property
+    def size(self) -> int:
+        """Number of ranks in the world."""
 
     def post_send(self, peer_rank: int, tensor: Tensor, channel: str) -> Handle:
         """Lend `tensor` to the channel until the handle's wait."""
@@ -136,7 +144,7 @@ class Pending:
     def _finish_quietly(self) -> None:
         try:
             self._finish()
-        except BaseException as failure:  # noqa: BLE001 - raised again by wait
+        except BaseException as failure:
             self._failure = failure
 
     @torch.no_grad()
@@ -274,7 +282,10 @@ class Wire:
         return pending
 
     def prepare(self, groups: Sequence[Sequence[int]]) -> None:
-        """Make ready for the groups of a Program; every rank names all groups in one order. Nothing to do where ranks are reached directly."""
+        """Make ready for the groups of a Program; every rank names all groups in one order.
+
+        Nothing to do where ranks are reached directly.
+        """
 
     def _buffer(self, op: str, like: Tensor, num_ranks: int) -> Tensor:
         element_bytes = like.element_size()
@@ -299,7 +310,7 @@ def _flat(tensor: Tensor) -> Tensor:
 def _pieces(flat: Tensor, num_ranks: int) -> list[Tensor]:
     num_elements = flat.numel()
     bounds = [index * num_elements // num_ranks for index in range(num_ranks + 1)]
-    return [flat[begin:end] for begin, end in zip(bounds, bounds[1:], strict=False)]
+    return [flat[begin:end] for begin, end in pairwise(bounds)]
 
 
 def _rows(buffer: Tensor, num_rows: int, row_elements: int) -> list[Tensor]:
@@ -316,7 +327,8 @@ def _reduce(target: Tensor, me: int, own: Tensor, arrived: Sequence[Tensor], op:
 
     What is added up before this member's own part is reached stays in the place of rank 0's part.
     """
-    combine = {"sum": torch.add, "max": torch.maximum}[op]
+    assert op in {"sum", "max"}, op
+    combine = torch.add if op == "sum" else torch.maximum
     num_ranks = len(arrived) + 1
     parts = [own if index == me else arrived[(index - me - 1) % num_ranks] for index in range(num_ranks)]
     total = parts[0]

@@ -19,19 +19,22 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cache
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import FileStore, PrefixStore, TCPStore
 
 from trainwright.engine.transport_gloo import GlooTransport
 from trainwright.engine.transport_threads import Switchboard
 from trainwright.engine.wire import DEFAULT_TIMEOUT_S, Wire, WireError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 Result = TypeVar("Result")
 
@@ -105,7 +108,7 @@ def run_threads(body: Callable[[World], Result], size: int, timeout_s: float = D
     def work(rank: int) -> None:
         try:
             results[rank] = body(World(rank=rank, size=size, wire=Wire(board.transport(rank), timeout_s)))
-        except BaseException as error:  # noqa: BLE001 - raised again below
+        except BaseException as error:
             failures[rank] = error
             board.abort(rank, _reason(error))
 
@@ -128,10 +131,10 @@ def run_threads(body: Callable[[World], Result], size: int, timeout_s: float = D
 def run_processes(body: Callable[[World], Result], size: int, timeout_s: float = DEFAULT_TIMEOUT_S) -> list[Result]:
     """Run `body` on `size` ranks, forked processes over gloo on the loopback device, and return their results in rank order.
 
-    Forking after `import torch` costs a few hundredths of a second a rank instead of seconds. Threads do not survive a fork: a parent
-    that has run a kernel on several threads leaves its children a pool that hangs when used. Each child therefore begins by restricting itself to
-    one thread, and where this process has threads beyond Python's own, a child is tried first. Results come back through pipes, so they
-    must be picklable. When a rank fails the others are ended and RankFailed names it; an interrupt ends all.
+    Forking after `import torch` costs a few hundredths of a second a rank instead of seconds. Threads do not survive a fork: a
+    parent that has run a kernel on several threads leaves its children a pool that hangs when used. Each child therefore begins by
+    restricting itself to one thread, and where this process has threads beyond Python's own, a child is tried first. Results come back
+    through pipes, so they must be picklable. When a rank fails the others are ended and RankFailed names it; an interrupt ends all.
     """
     _refuse_unsafe_fork()
     with tempfile.TemporaryDirectory(prefix="trainwright-") as folder:
@@ -153,12 +156,12 @@ def from_environment(timeout_s: float = DEFAULT_TIMEOUT_S) -> World:
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     timeout = timedelta(seconds=timeout_s)
     is_master = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
-    store = dist.TCPStore(host, port, size, is_master=is_master, timeout=timeout, wait_for_workers=False)
+    store = TCPStore(host, port, size, is_master=is_master, timeout=timeout, wait_for_workers=False)
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    own = dist.PrefixStore(f"trainwright-attempt-{attempt}", store)
+    own = PrefixStore(f"trainwright-attempt-{attempt}", store)
     gpu = int(os.environ.get("LOCAL_RANK", "0"))
     if torch.cuda.is_available() and gpu < torch.cuda.device_count():
-        from trainwright.engine.transport_nccl import NcclWire  # noqa: PLC0415 - needs a build of torch with NCCL
+        from trainwright.engine.transport_nccl import NcclWire
 
         torch.cuda.set_device(gpu)
         dist.init_process_group("nccl", store=own, rank=rank, world_size=size, timeout=timeout)
@@ -237,18 +240,18 @@ def _live(body: Callable[[World], Any], rank: int, size: int, folder: str, timeo
         tune_allocator()
         os.environ["GLOO_SOCKET_IFNAME"] = "lo0" if sys.platform == "darwin" else "lo"
         timeout = timedelta(seconds=timeout_s)
-        dist.init_process_group("gloo", store=dist.FileStore(f"{folder}/store", size), rank=rank, world_size=size, timeout=timeout)
+        dist.init_process_group("gloo", store=FileStore(f"{folder}/store", size), rank=rank, world_size=size, timeout=timeout)
         world = World(rank=rank, size=size, wire=Wire(GlooTransport(rank, size), timeout_s), is_process=True)
         said = True, body(world)
         world.barrier()
     except KeyboardInterrupt:
         _leave(130)
-    except BaseException as error:  # noqa: BLE001 - told to the parent, which raises it
+    except BaseException as error:
         code = 1
         said = False, _failure(error)
     try:
         content = pickle.dumps(said)
-    except Exception as error:  # noqa: BLE001 - a result that cannot be sent is a failure to tell, not one to die of
+    except Exception as error:
         code = 1
         content = pickle.dumps((False, _failure(error)))
     with os.fdopen(pipe, "wb") as out:
@@ -269,8 +272,8 @@ def _failure(error: BaseException) -> _Failure:
     text = "".join(traceback.format_exception(error))
     carried: BaseException | None = error
     try:
-        pickle.loads(pickle.dumps(error))  # noqa: S301 - our own bytes
-    except Exception:  # noqa: BLE001 - an exception that cannot be carried over is told in words
+        pickle.loads(pickle.dumps(error))
+    except Exception:
         carried = None
     return _Failure(reason=_reason(error), text=text, error=carried, is_consequence=isinstance(error, WireError))
 
@@ -311,7 +314,7 @@ def _collect(ranks: list[_Rank[Result]]) -> list[Result]:
 
 def _understand(content: bytes, pid: int) -> tuple[bool, Any]:
     if content:
-        return pickle.loads(content)  # type: ignore[no-any-return]  # noqa: S301 - written by our own child
+        return pickle.loads(content)  # type: ignore[no-any-return]
     return False, _Failure(reason=f"process {pid} ended without a word (killed?)", text="", error=None, is_consequence=False)
 
 
@@ -328,7 +331,7 @@ def _end_with_parent(parent: int) -> None:
 def _num_native_threads() -> int | None:
     """Threads of this process as the operating system counts them, None where it does not tell."""
     try:
-        return len(os.listdir("/proc/self/task"))
+        return sum(1 for _ in Path("/proc/self/task").iterdir())
     except OSError:
         return None
 
@@ -346,7 +349,7 @@ def _refuse_unsafe_fork() -> None:
 
 
 @cache
-def _fork_is_safe(num_threads: int, patience_s: int = 10) -> bool:  # noqa: ARG001 - tried again when the number of threads has changed
+def _fork_is_safe(num_threads: int, patience_s: int = 10) -> bool:
     """Fork a child that does what a rank does first, and see whether it lives."""
     pid = os.fork()
     if pid == 0:
