@@ -42,7 +42,7 @@ FORMATS: Final = MappingProxyType({fmt.name: fmt for fmt in _ALL})
 LANDED: Final = tuple(fmt.name for fmt in _ALL if fmt.landed)
 
 
-def bytes_of(name: str) -> Bytes:
+def bytes_of(name: str) -> int:
     """Bytes of one value of the named format; "none" takes none (a copy that does not exist).
 
     Raises KeyError for a name that is no format: a plan's formats are checked before they come here.

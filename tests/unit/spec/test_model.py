@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainwright.spec import catalog
+from trainwright.spec.families.decoder import Local, describe
 from trainwright.spec.model import Model, num_parameters
 
 GOLDEN = tomllib.loads((Path(__file__).parents[2] / "golden" / "parameter_counts.toml").read_text())["model"]
@@ -60,6 +61,16 @@ models = st.builds(
 def test_the_count_is_the_sum_over_all_weights_and_biases(model):
     """The formula and a list of shapes agree."""
     assert sum(map(product, shapes(model))) == num_parameters(model)
+
+
+@pytest.mark.parametrize("name", catalog.model_names())
+def test_the_units_of_the_family_hold_every_parameter_once(name):
+    """What is trained is what is counted: one `block` unit for each block, each other unit once."""
+    model = catalog.model(name)
+    units = describe(model, Local(num_sequences=1, sequence_tokens=8)).units
+    repeats = {unit: model.num_layers if unit == "block" else 1 for unit in units}
+
+    assert sum(repeats[unit] * units[unit].num_elements for unit in units) == num_parameters(model)
 
 
 TINY = catalog.model("tiny-llama-2m")
