@@ -129,7 +129,7 @@ class Feed:
         """All sequences of the step."""
         return self._rows(step, 0, self.global_sequences)
 
-    def num_valid_tokens(self, step: int) -> int:
+    def num_valid_tokens(self, step: int) -> int:  # noqa: ARG002 - every step of text is full
         """Every target counts."""
         return self.global_sequences * self.sequence_tokens
 
@@ -174,7 +174,7 @@ class PaddedFeed:
         """All sequences of the step."""
         return self._rows(step, 0, self.global_sequences)
 
-    def num_valid_tokens(self, step: int) -> int:
+    def num_valid_tokens(self, step: int) -> int:  # noqa: ARG002 - every step has the same lengths
         """Targets that are not padding."""
         return sum(self._length(place) for place in range(self.global_sequences))
 

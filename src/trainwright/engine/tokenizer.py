@@ -69,7 +69,7 @@ class FileTokenizer:
             ) from None
         try:
             self._tokenizer = library.Tokenizer.from_str(path.read_text(encoding="utf-8"))
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - the library raises bare Exceptions
             raise PlanError(
                 Problem(f"the tokenizer cannot be read: {error}", path="run.tokenizer", given=str(path), allowed="a tokenizer.json")
             ) from None

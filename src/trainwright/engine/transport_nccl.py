@@ -29,7 +29,7 @@ class _Posted:
     work: dist.Work
     tensors: tuple[Tensor, ...]  # lent until the wait
 
-    def wait(self, timeout_s: float) -> None:
+    def wait(self, timeout_s: float) -> None:  # noqa: ARG002 - the process group's own time-out holds
         self.work.wait()
 
 

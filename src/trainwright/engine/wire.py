@@ -40,11 +40,11 @@ class WireError(RuntimeError):
     """A transfer cannot be completed."""
 
 
-class WireTimeout(WireError):
+class WireTimeout(WireError):  # noqa: N818 - named for what happened
     """A peer did not come in time."""
 
 
-class WorldAborted(WireError):
+class WorldAborted(WireError):  # noqa: N818 - named for what happened
     """Another rank failed; `rank` is the one that failed first."""
 
     def __init__(self, rank: int, reason: str) -> None:
@@ -144,7 +144,7 @@ class Pending:
     def _finish_quietly(self) -> None:
         try:
             self._finish()
-        except BaseException as failure:
+        except BaseException as failure:  # noqa: BLE001 - raised again by wait
             self._failure = failure
 
     @torch.no_grad()

@@ -76,7 +76,7 @@ class World:
         self.wire.transport.close()
 
 
-class RankFailed(RuntimeError):
+class RankFailed(RuntimeError):  # noqa: N818 - named for what happened
     """A rank raised; `rank` names it, `text` holds its traceback. The exception itself is the cause, where it could be carried over."""
 
     def __init__(self, rank: int, reason: str, text: str = "") -> None:
@@ -108,7 +108,7 @@ def run_threads(body: Callable[[World], Result], size: int, timeout_s: float = D
     def work(rank: int) -> None:
         try:
             results[rank] = body(World(rank=rank, size=size, wire=Wire(board.transport(rank), timeout_s)))
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001 - raised again below
             failures[rank] = error
             board.abort(rank, _reason(error))
 
@@ -246,12 +246,12 @@ def _live(body: Callable[[World], Any], rank: int, size: int, folder: str, timeo
         world.barrier()
     except KeyboardInterrupt:
         _leave(130)
-    except BaseException as error:
+    except BaseException as error:  # noqa: BLE001 - told to the parent, which raises it
         code = 1
         said = False, _failure(error)
     try:
         content = pickle.dumps(said)
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - a result that cannot be sent is a failure to tell, not one to die of
         code = 1
         content = pickle.dumps((False, _failure(error)))
     with os.fdopen(pipe, "wb") as out:
@@ -272,8 +272,8 @@ def _failure(error: BaseException) -> _Failure:
     text = "".join(traceback.format_exception(error))
     carried: BaseException | None = error
     try:
-        pickle.loads(pickle.dumps(error))
-    except Exception:
+        pickle.loads(pickle.dumps(error))  # noqa: S301 - our own bytes
+    except Exception:  # noqa: BLE001 - an exception that cannot be carried over is told in words
         carried = None
     return _Failure(reason=_reason(error), text=text, error=carried, is_consequence=isinstance(error, WireError))
 
@@ -314,7 +314,7 @@ def _collect(ranks: list[_Rank[Result]]) -> list[Result]:
 
 def _understand(content: bytes, pid: int) -> tuple[bool, Any]:
     if content:
-        return pickle.loads(content)  # type: ignore[no-any-return]
+        return pickle.loads(content)  # type: ignore[no-any-return]  # noqa: S301 - written by our own child
     return False, _Failure(reason=f"process {pid} ended without a word (killed?)", text="", error=None, is_consequence=False)
 
 
@@ -349,7 +349,7 @@ def _refuse_unsafe_fork() -> None:
 
 
 @cache
-def _fork_is_safe(num_threads: int, patience_s: int = 10) -> bool:
+def _fork_is_safe(num_threads: int, patience_s: int = 10) -> bool:  # noqa: ARG001 - tried again when the number of threads has changed
     """Fork a child that does what a rank does first, and see whether it lives."""
     pid = os.fork()
     if pid == 0:
