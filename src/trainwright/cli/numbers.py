@@ -53,7 +53,12 @@ class Setting:
             return value
         nearest = self.least if value < self.least else self.most
         size = "small" if value < self.least else "large"
-        return self._problem(f"{self.name} {given[:_LONGEST_TEXT]} is too {size}", given, kind, attempt=f"{self.name} {nearest:.15g}")
+        return self._problem(
+            f"{self.name} {given[:_LONGEST_TEXT]} is too {size}",
+            given,
+            kind,
+            attempt=f"{self.name}{' ' if self.name.startswith('-') else '='}{nearest:.15g}",
+        )
 
     def _problem(self, message: str, given: str, kind: str, attempt: str | None = None) -> Problem:
         return Problem(message, path=self.name, given=given, allowed=f"{kind} from {self.least:.15g} to {self.most:.15g}", attempt=attempt)

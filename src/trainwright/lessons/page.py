@@ -64,10 +64,11 @@ class Input:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Labelled:
-    """A Figure with the words under which it is shown."""
+    """A Figure with the words under which it is shown. `wire`: bytes in powers of 1000, as traffic is counted."""
 
     label: Words
     figure: Figure
+    wire: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
