@@ -101,6 +101,7 @@ class Recv:
     channel: str
     buffer: Ref
     payload_bytes: Bytes
+    layout: Layout = REPLICATED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,10 +122,10 @@ class Alloc:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Free:
-    """End a buffer's life; nobody may name it until something writes it anew."""
+    """End the life of buffers; nobody may name them until something writes them anew."""
 
     site: Site
-    buffer: Ref
+    buffers: tuple[Ref, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,7 +142,7 @@ class Move:
 class Update:
     """One optimizer step on a piece of a flat buffer, in place: reads `gradients` and the step's scalars, writes `weights`, `states`, and `master` if there is one.
 
-    `span` is the range of elements of `weights` that the piece covers (a rank that holds whole weights but updates its own slice), None if all.
+    `after` is set where a rank holds whole weights but updates its own slice: the layout that leaves.
     """
 
     site: Site
@@ -151,7 +152,7 @@ class Update:
     master: Ref | None = None
     scalars: Ref | None = None
     num_elements: int = 0
-    sliced: bool = False
+    after: Layout | None = None
     work: Work = NO_WORK
 
 
@@ -177,6 +178,8 @@ def kind(action: Action) -> str:
             return function
         case Collective(op=op):
             return op
+        case Wait(kind=what):
+            return f"wait_{what}"
         case _:
             return type(action).__name__.lower()
 
@@ -224,8 +227,10 @@ def bind(action: Action, place: Place) -> Action:
             return replace(action, site=site, buffer=ref(action.buffer), to=(place.position + action.to) % place.num_positions)
         case Recv():
             return replace(action, site=site, buffer=ref(action.buffer), source=(place.position + action.source) % place.num_positions)
-        case Alloc() | Free():
+        case Alloc():
             return replace(action, site=site, buffer=ref(action.buffer))
+        case Free():
+            return replace(action, site=site, buffers=tuple(map(ref, action.buffers)))
         case Update():
             return replace(
                 action,

@@ -27,7 +27,13 @@ class Figure:
 
     def provenance(self) -> dict[str, Any]:
         """The entry under `provenance` of a JSON document."""
-        return {"formula": self.formula, "inputs": dict(self.inputs), "unit": self.unit, "source": self.source, "not_counted": self.not_counted}
+        return {
+            "formula": self.formula,
+            "inputs": dict(self.inputs),
+            "unit": self.unit,
+            "source": self.source,
+            "not_counted": self.not_counted,
+        }
 
 
 def lookup(document: Any, pointer: str) -> Any:  # noqa: ANN401  # a JSON document holds anything

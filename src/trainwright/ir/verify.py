@@ -103,17 +103,18 @@ class _Walk:
                     self.fault(action, f"uses {buffer} before it is produced")
                 else:
                     self.lend(action, buffer, buffer, self.state.live[buffer])
-            case Recv(buffer=buffer):
-                self.produces(action, buffer, Layout())
-                self.lend(action, buffer, buffer, Layout())
+            case Recv(buffer=buffer, layout=layout):
+                self.produces(action, buffer, layout)
+                self.lend(action, buffer, buffer, layout)
             case Wait(site=site, kind=what):
                 self.wait(action, site, what)
             case Alloc(buffer=buffer):
                 self.produces(action, buffer, Layout())
-            case Free(buffer=buffer):
-                self.untouched(action, buffer, write=True)
-                if self.state.live.pop(buffer, None) is None:
-                    self.fault(action, f"frees {buffer}, which is not live")
+            case Free(buffers=buffers):
+                for buffer in buffers:
+                    self.untouched(action, buffer, write=True)
+                    if self.state.live.pop(buffer, None) is None:
+                        self.fault(action, f"frees {buffer}, which is not live")
             case Move(source=source, target=target):
                 self.reads(action, Operand("source", source, self.state.live.get(source, Layout())))
                 self.produces(action, target, self.state.live.get(source, Layout()))
@@ -177,6 +178,8 @@ class _Walk:
         for axis, placement in layout.axes:
             if isinstance(placement, Partial) and axis not in self.owes:
                 self.fault(action, f"updates from {action.gradients}, which is not yet summed over {axis}")
+        if action.after is not None:
+            self.state.live[action.weights] = action.after
 
 
 def _scoped(frozen: _Frozen, *, microbatched: bool) -> _Frozen:
@@ -259,9 +262,15 @@ def _talk(program: Program, role: Role) -> deque[tuple[Action, str]]:
     """Sends, receives, collectives across roles, and Waits of these, in order, bound."""
     across: dict[str, list[Action]] = {}
     for name, actions in program.templates.items():
-        crossing = [one for one in actions if isinstance(one, Send | Recv) or (isinstance(one, Collective) and "pipeline" in one.group.axes)]
+        crossing = [
+            one for one in actions if isinstance(one, Send | Recv) or (isinstance(one, Collective) and "pipeline" in one.group.axes)
+        ]
         sites = {(one.site, WAITED_KIND[type(one)]) for one in crossing}
-        kept = [one for one in actions if one in crossing or (isinstance(one, Wait) and ((one.site, one.kind) in sites or one.kind != "collective"))]
+        kept = [
+            one
+            for one in actions
+            if one in crossing or (isinstance(one, Wait) and ((one.site, one.kind) in sites or one.kind != "collective"))
+        ]
         across[name] = kept
     events: deque[tuple[Action, str]] = deque()
     for run in role.runs:

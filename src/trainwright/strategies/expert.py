@@ -1,0 +1,16 @@
+"""Expert: the experts of a mixture are divided over ranks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+NAME: Final = "expert"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Expert:
+    """Options of `expert`."""
+
+    size: int = 1
+    tensor: bool = False
