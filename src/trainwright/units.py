@@ -269,7 +269,7 @@ def _bare(given: object, kind: str, allowed: str) -> Fraction:
     if given < 0:
         raise QuantityError(f"{given} is negative, and {kind} cannot be", given=given, allowed=allowed)
     if given > _LARGEST:
-        raise QuantityError(f"{given:.3g} is too large for {kind}", given=given, allowed=f"{allowed}, at most 1e30")
+        raise QuantityError(f"{Decimal(given):.3g} is too large for {kind}", given=given, allowed=f"{allowed}, at most 1e30")
     return Fraction(given)
 
 

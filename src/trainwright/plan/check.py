@@ -101,16 +101,16 @@ def _tensor_divides(plan: Plan) -> Iterator[Problem]:
     """Each rank of the tensor axis takes whole heads, whole key-value heads and a whole part of the feed-forward width."""
     size, model = plan.size("tensor"), plan.model
     parts = {"heads": model.num_heads, "key-value heads": model.num_kv_heads, "columns of the feed-forward width": model.ffn_width}
-    allowed = _divisors(math.gcd(*parts.values()))
-    for noun, count in parts.items():
-        if count % size:
-            yield Problem(
-                f'tensor size {size} does not divide the {count} {noun} of "{model.name}"',
-                path="parallel.tensor.size",
-                given=size,
-                allowed=allowed,
-                attempt=_tensor_attempt(plan, allowed),
-            )
+    broken = [f"{count} {noun}" for noun, count in parts.items() if count % size]
+    if broken:
+        allowed = _divisors(math.gcd(*parts.values()))
+        yield Problem(
+            f'tensor size {size} does not divide the {" and the ".join(broken)} of "{model.name}"',
+            path="parallel.tensor.size",
+            given=size,
+            allowed=allowed,
+            attempt=_tensor_attempt(plan, allowed),
+        )
 
 
 def _tensor_attempt(plan: Plan, allowed: tuple[int, ...]) -> str:
@@ -167,7 +167,9 @@ def _uncut_layers(plan: Plan) -> Problem:
     pipeline, total = plan.parallel.pipeline, plan.model.num_layers
     allowed = tuple(size for size in range(1, total + 1) if cut_layers(total, size * pipeline.chunks) is not None)
     nearest_size = min(allowed, key=lambda size: (abs(size - pipeline.size), size), default=1)
-    by_hand = f", or parallel.pipeline.layers = [...] with {plan.num_stages} numbers that add up to {total}" if plan.num_stages <= total else ""
+    by_hand = (
+        f", or parallel.pipeline.layers = [...] with {plan.num_stages} numbers that add up to {total}" if plan.num_stages <= total else ""
+    )
     chunks = f" x {pipeline.chunks} chunks" if pipeline.chunks > 1 else ""
     return Problem(
         f'pipeline size {pipeline.size}{chunks} does not divide the {total} layers of "{plan.model.name}"',
@@ -178,14 +180,17 @@ def _uncut_layers(plan: Plan) -> Problem:
     )
 
 
+def _known_schedule(plan: Plan) -> Iterator[Problem]:
+    name = plan.parallel.pipeline.schedule
+    if name not in SCHEDULES:
+        yield SCHEDULES.unknown(name, path="parallel.pipeline.schedule")
+
+
 def _schedule(plan: Plan) -> Iterator[Problem]:
-    """The schedule exists, and can do what is asked of it."""
+    """The schedule can do what is asked of it; it says itself what that is."""
     pipeline = plan.parallel.pipeline
-    if pipeline.schedule not in SCHEDULES:
-        yield SCHEDULES.unknown(pipeline.schedule, path="parallel.pipeline.schedule")
-        return
-    schedule = SCHEDULES.get(pipeline.schedule)
-    if plan.num_microbatches:
+    if pipeline.schedule in SCHEDULES and plan.num_microbatches:
+        schedule = SCHEDULES.get(pipeline.schedule)
         given = {"size": pipeline.size, "schedule": pipeline.schedule, "chunks": pipeline.chunks}
         for problem in schedule.check(pipeline.size, plan.num_microbatches, pipeline.chunks):
             yield replace(problem, path="parallel.pipeline", given=given)
@@ -232,7 +237,11 @@ def _zero_stage(plan: Plan) -> Iterator[Problem]:
     stage = plan.parallel.zero.stage
     if stage not in {1, 2, 3}:
         yield Problem(
-            f"ZeRO has the stages 1, 2 and 3, not {stage}", path="parallel.zero.stage", given=stage, allowed=(1, 2, 3), attempt="parallel.zero.stage = 3"
+            f"ZeRO has the stages 1, 2 and 3, not {stage}",
+            path="parallel.zero.stage",
+            given=stage,
+            allowed=(1, 2, 3),
+            attempt="parallel.zero.stage = 3",
         )
 
 
@@ -261,7 +270,7 @@ def _recompute_blocks(plan: Plan) -> Iterator[Problem]:
             path="recompute.blocks",
             given=blocks,
             allowed='blocks only with policy = "blocks", or alone',
-            attempt=f"leave blocks or policy = \"{policy}\" out",
+            attempt=f'leave blocks or policy = "{policy}" out',
         )
 
 
@@ -309,6 +318,7 @@ CHECKS: Final = (
     Check(lambda plan: plan.model.check(), ("model",)),
     Check(_product, (*(f"parallel.{axis}.size" for axis in ("pipeline", "data", "zero", "context", "tensor")), "cluster")),
     Check(_layers, ("model", "parallel.pipeline")),
+    Check(_known_schedule, ("parallel.pipeline.schedule",)),
     Check(_schedule, ("batch", "parallel.pipeline", "parallel.data.size", "parallel.zero.size")),
     Check(_tensor_divides, ("model", "parallel.tensor.size")),
     Check(_sequence_divides, ("batch.sequence_tokens", "parallel.tensor")),

@@ -170,7 +170,18 @@ class Draft:
         message = f"[{name}] has {' and '.join(given)}, but one of them is enough" if given else f"[{name}] does not say which {name}"
         attempt = f"keep {name}.{given[0]} only" if given else f"[{name}] with {example}"
         path = f"{name}.{given[1]}" if given else name
-        self.refuse(name, (Problem(message, path=path, given=getattr(table, given[1]) if given else None, allowed=f"one of {', '.join(kinds)}", attempt=attempt),))
+        self.refuse(
+            name,
+            (
+                Problem(
+                    message,
+                    path=path,
+                    given=getattr(table, given[1]) if given else None,
+                    allowed=f"one of {', '.join(kinds)}",
+                    attempt=attempt,
+                ),
+            ),
+        )
         return None
 
     def _cluster(self) -> Cluster:
@@ -185,7 +196,11 @@ class Draft:
                 found = tuple(problem for problem in error.problems if problem.path not in self.wrong)
                 self.refuse("cluster", found)
             else:
-                return cluster.with_devices(_num_ranks(self.checked.parallel)) if cluster.is_local and "devices_per_node" not in table else cluster
+                return (
+                    cluster.with_devices(_num_ranks(self.checked.parallel))
+                    if cluster.is_local and "devices_per_node" not in table
+                    else cluster
+                )
         return catalog.cluster(_STAND_IN_CLUSTER)
 
 
@@ -255,10 +270,13 @@ def _parallel(checked: Any, order: tuple[str, ...]) -> Parallel:  # noqa: ANN401
 
 def _config(file: Path) -> Model:
     """The model of a Hugging Face config.json. Problems inside the file name it and the line; one of the file itself belongs to the plan."""
+    allowed = "the path of a Hugging Face config.json, relative to the plan file"
+    if "\0" in str(file) or (file.exists() and not file.is_file()):
+        raise PlanError(Problem(f"cannot read the model's config: {file} is no ordinary file", path="model.config", allowed=allowed))
     try:
         return read_hf_config(file)
     except PlanError as error:
-        raise PlanError(replace(problem, file=None) if problem.path == "model.config" else problem for problem in error.problems) from None
+        raise PlanError(replace(problem, file=None, allowed=allowed) if problem.path == "model.config" else problem for problem in error.problems) from None
 
 
 def _num_ranks(checked: Any) -> int:  # noqa: ANN401 (a table made by `schema`)
@@ -281,13 +299,17 @@ def _cluster_file(table: Tables, source: Source) -> Cluster:
         lines = locate(text)
         inside = [(problem, (problem.path or "").removeprefix("cluster.")) for problem in error.problems]
         raise PlanError(
-            problem if name.split(".")[0] in ours else replace(problem, path=name).at(str(file), lines.get(name)) for problem, name in inside
+            problem if name.split(".")[0] in ours else replace(problem, path=name).at(str(file), lines.get(name))
+            for problem, name in inside
         ) from None
 
 
 def _under(error: PlanError, path: str, given: object) -> tuple[Problem, ...]:
     """The Problems of a catalog or a file, put at the setting that named it, unless they have a place of their own."""
-    return tuple(problem if problem.file else replace(problem, path=path, given=given if problem.given is None else problem.given) for problem in error.problems)
+    return tuple(
+        problem if problem.file else replace(problem, path=path, given=given if problem.given is None else problem.given)
+        for problem in error.problems
+    )
 
 
 def _take_out(tables: Tables, path: tuple[str | int, ...]) -> None:
@@ -342,7 +364,9 @@ def _tables(text: str, file: Path | None) -> Tables:
     try:
         tables = tomllib.loads(text)
     except RecursionError:
-        raise PlanError(Problem("the text is nested too deeply to be a plan", file=_name(file), allowed="tables within tables, three deep")) from None
+        raise PlanError(
+            Problem("the text is nested too deeply to be a plan", file=_name(file), allowed="tables within tables, three deep")
+        ) from None
     except ValueError as error:
         raise PlanError(_syntax_problems(str(error), text, file)) from None
     if not tables:
@@ -408,7 +432,14 @@ def _text(file: Path) -> str:
         if content.startswith(mark):
             message = f"the file begins with a byte order mark ({encoding}), which TOML does not allow"
             raise PlanError(
-                Problem(message, file=str(file), line=1, given=f"bytes {mark.hex(' ')}", allowed="UTF-8 without a mark", attempt='save it as "UTF-8", without BOM')
+                Problem(
+                    message,
+                    file=str(file),
+                    line=1,
+                    given=f"bytes {mark.hex(' ')}",
+                    allowed="UTF-8 without a mark",
+                    attempt='save it as "UTF-8", without BOM',
+                )
             )
     try:
         return content.decode("utf-8")
@@ -422,7 +453,9 @@ def _text(file: Path) -> str:
 def _content(file: Path) -> bytes:
     try:
         if file.is_dir():
-            raise PlanError(Problem(f"{file} is a folder, not a plan file", file=str(file), allowed="a TOML file", attempt=_file_attempt(file)))
+            raise PlanError(
+                Problem(f"{file} is a folder, not a plan file", file=str(file), allowed="a TOML file", attempt=_file_attempt(file))
+            )
         if not file.exists():
             raise PlanError(_no_such_plan(file))
         if not file.is_file() or file.stat().st_size > MAX_FILE_BYTES:

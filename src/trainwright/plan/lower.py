@@ -289,6 +289,8 @@ class Lowering:
     def squares(self, setting: Setting) -> Iterator[Action]:
         """The sum of squares of each unit's gradients, every logical element counted on one rank alone."""
         for unit, block in self.units(setting.shape):
+            if unit == "embed" and not setting.shape.has_embed:
+                continue  # the copy of a tied table: the first stage counts it
             gradients = unit_ref(unit, "gradients", block)
             layout = self.summed_gradients
             num_bytes = self.buffers[gradients.tensor].num_bytes

@@ -138,7 +138,9 @@ class Plan:
             return self.parallel.pipeline.layers
         cut = cut_layers(self.model.num_layers, self.num_stages)
         if cut is None:
-            raise PlanError([Problem(f"{self.model.num_layers} layers cannot be cut into {self.num_stages} stages", path="parallel.pipeline.size")])
+            raise PlanError(
+                [Problem(f"{self.model.num_layers} layers cannot be cut into {self.num_stages} stages", path="parallel.pipeline.size")]
+            )
         return cut
 
     def coordinates(self, rank: int) -> dict[str, int]:

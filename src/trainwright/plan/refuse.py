@@ -36,16 +36,21 @@ _EXAMPLES: Final[Mapping[str, str]] = {
     "model": '[model] with name = "llama-3-8b"',
     "cluster": '[cluster] with device = "h100-sxm", nodes = 8, devices_per_node = 8',
     "batch": "[batch] with sequence_tokens = 8192, global_sequences = 512",
-    "batch.sequence_tokens": "sequence_tokens = 8192",
-    "batch.global_sequences": "global_sequences = 512",
-    "run.checkpoint.every": "every = 50",
+    "batch.sequence_tokens": "batch.sequence_tokens = 8192",
+    "batch.global_sequences": "batch.global_sequences = 512",
+    "run.checkpoint.every": "run.checkpoint.every = 50",
 }
+
+_FAR: Final = 1e300  # a number beyond was not meant; also, a larger int is no float
 
 
 def problems(error: ValidationError) -> Iterator[Problem]:
     """One Problem for each thing that pydantic found."""
-    for detail in error.errors(include_url=False):
-        yield _problem(detail)
+    details = error.errors(include_url=False)
+    misspelt = {meant(detail["loc"]) for detail in details if detail["type"] == "extra_forbidden"}
+    for detail in details:
+        if detail["type"] != "missing" or detail["loc"] not in misspelt:
+            yield _problem(detail)
 
 
 def paths(error: ValidationError) -> list[Path]:
@@ -90,13 +95,13 @@ def _unknown_key(path: Path, given: object) -> Problem:
     known = schema.keys(tuple(around))
     guess = nearest(str(name), known)
     place = f"in [{dotted(tuple(around))}]" if around else "at the top of a plan"
-    attempt = dotted((*around, guess)) if guess else _other_place(str(name))
+    better = dotted((*around, guess)) if guess else _other_place(str(name))
     return Problem(
         f'there is no "{name}" {place}',
         path=dotted(path),
         given=given,
         allowed=known,
-        attempt=attempt or "leave it out",
+        attempt=f"{better} in place of {dotted(path)}" if better else "leave it out",
     )
 
 
@@ -121,7 +126,9 @@ def _missing(path: Path) -> Problem:
 def _bad_quantity(path: Path, given: object, error: object) -> Problem:
     if not isinstance(error, QuantityError):
         return Problem(str(error), path=dotted(path), given=given)
-    return Problem(str(error), path=dotted(path), given=given, allowed=error.allowed, attempt=error.attempt or "write the number out in full")
+    return Problem(
+        str(error), path=dotted(path), given=given, allowed=error.allowed, attempt=error.attempt or "write the number out in full"
+    )
 
 
 def _wrong_length(path: Path, given: object) -> Problem:
@@ -215,7 +222,7 @@ def _attempt(path: Path, given: object, kind: str, field: FieldInfo | None) -> s
     least, most = bounds or (1, schema.MAX_COUNT)
     if number is None or number > most:
         default = _default(field)
-        return f"{name} = {default if isinstance(default, int) and default >= least else least}"
+        return _EXAMPLES.get(name, f"{name} = {default if isinstance(default, int) and default >= least else least}")
     return f"{name} = {max(least, round(number))}"
 
 
@@ -226,7 +233,7 @@ def _number(given: object) -> float | None:
             given = float(given)
         except ValueError:
             return None
-    if isinstance(given, bool) or not isinstance(given, int | float) or not math.isfinite(given):
+    if isinstance(given, bool) or not isinstance(given, int | float) or not abs(given) < _FAR:
         return None
     return given
 
@@ -246,5 +253,7 @@ def _text_attempt(given: object, kind: str, field: FieldInfo | None) -> str:
 def _table_attempt(path: Path, given: object) -> str:
     names: Sequence[str] = schema.keys(path)
     name = dotted(path)
+    if isinstance(given, str) and "name" in names:
+        return f'{name}.name = "{given}"'
     value = given if isinstance(given, int) and not isinstance(given, bool) else 1
     return f"{name} = {{ size = {value} }}" if "size" in names else f"write [{name}] with its keys below"

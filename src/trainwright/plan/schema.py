@@ -18,6 +18,7 @@ from pydantic.fields import FieldInfo
 
 from trainwright.spec.batch import Batch
 from trainwright.spec.bounds import MAX_COUNT
+from trainwright.spec.model import Model
 from trainwright.spec.optimizer import Optimizer
 from trainwright.spec.precision import Precision
 from trainwright.spec.run_settings import RunSettings
@@ -55,6 +56,8 @@ def _column(name: str, hint: Any) -> Any:  # noqa: ANN401 (a type is any object)
     """The pydantic type of one field: counts start at 1, an optional dataclass is a table of its own."""
     if hint is int:
         return Annotated[int, Field(ge=1, le=MAX_SIZE if name == "size" else MAX_COUNT)]
+    if hint == tuple[int, ...]:
+        return tuple[Annotated[int, Field(ge=1, le=MAX_COUNT)], ...]
     parts = typing.get_args(hint) if isinstance(hint, types.UnionType) else ()
     if parts and dataclasses.is_dataclass(parts[0]):
         return table(typing.cast("type", parts[0])) | None
@@ -62,7 +65,9 @@ def _column(name: str, hint: Any) -> Any:  # noqa: ANN401 (a type is any object)
 
 
 Index: TypeAlias = Annotated[int, Field(ge=0, le=MAX_COUNT)]
-Tokens: TypeAlias = Annotated[int, BeforeValidator(parse_count), WithJsonSchema({"type": ["integer", "string"], "examples": ["15T"]}), Field(ge=1, le=10**18)]
+Tokens: TypeAlias = Annotated[
+    int, BeforeValidator(parse_count), WithJsonSchema({"type": ["integer", "string"], "examples": ["15T"]}), Field(ge=1, le=10**18)
+]
 Budget: TypeAlias = Annotated[int, BeforeValidator(parse_bytes), WithJsonSchema({"type": "string", "examples": ["60 GiB"]})]
 
 DeviceEntry: TypeAlias = Annotated[Any, WithJsonSchema({"type": ["string", "object"]})]  # `spec.reading` says what is wrong with one
@@ -105,7 +110,10 @@ def plan_table() -> type[Table]:
         "Parallel",
         __base__=Table,
         __doc__="The axes of the mesh; the order of the lines is the mesh order, outermost first.",
-        **{part.__name__.lower(): (table(part, refined=_REFINED.get(part)), None) for part in (Pipeline, Data, Zero, Context, Expert, Tensor)},
+        **{
+            part.__name__.lower(): (table(part, refined=_REFINED.get(part)), None)
+            for part in (Pipeline, Data, Zero, Context, Expert, Tensor)
+        },
     )
     tables: dict[str, Any] = {
         "model": (ModelTable, ...),
@@ -155,3 +163,22 @@ def keys(path: tuple[str | int, ...] = ()) -> tuple[str, ...]:
     field = column(path) if path else None
     inner = table_in(field) if field is not None else None if path else plan_table()
     return () if inner is None else tuple(inner.model_fields)
+
+
+def schemas() -> dict[str, Any]:
+    """JSON Schema of the plan file, of cluster files, and of the fields a model has, by name."""
+    return {
+        "plan": _titled(plan_table(), "Plan file"),
+        "cluster": _titled(_cluster_file(), "Cluster file"),
+        "model": _titled(table(Model), "Model"),
+    }
+
+
+def _cluster_file() -> type[Table]:
+    """A cluster file holds what [cluster] may hold, but names no further file."""
+    own = {name: (one.annotation, one) for name, one in ClusterTable.model_fields.items() if name != "file"}
+    return create_model("ClusterFile", __base__=Table, __doc__=ClusterTable.__doc__, **typing.cast("Any", own))
+
+
+def _titled(wanted: type[Table], title: str) -> dict[str, Any]:
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **wanted.model_json_schema(), "title": title}

@@ -89,17 +89,22 @@ def locate(text: str) -> dict[str, int]:
 
 
 def duplicates(text: str) -> Iterator[Duplicate]:
-    """Every key or header written twice. Works on a text that tomllib refuses, up to the first place that is no TOML at all."""
+    """Every key or header written twice. Works on a text that tomllib refuses, up to the first place that is no TOML at all.
+
+    What stands below a key written twice is not reported again.
+    """
     seen: dict[str, int] = {}
+    twice: list[str] = []
     walk = _Walk(text).keys()
     while True:
         try:
             path, line, defines = next(walk)
         except (StopIteration, ValueError, RecursionError):
             return
-        if not defines:
+        if not defines or any(path.startswith(f"{one}.") for one in twice):
             continue
         if path in seen:
+            twice.append(path)
             yield Duplicate(path=path, first_line=seen[path], line=line)
         else:
             seen[path] = line

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from typing import TYPE_CHECKING, Final
 
 from trainwright.problems import Problem, nearest
@@ -37,7 +38,7 @@ def range_problems(
     open_above: bool = False,
 ) -> Iterator[Problem]:
     """One Problem unless value is a finite number from least to most; an open end is itself excluded."""
-    if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+    if isinstance(value, int | float) and _finite(value):
         above = value > least or (value == least and not open_below)
         below = value < most or (value == most and not open_above)
         if above and below:
@@ -53,8 +54,13 @@ def range_problems(
     )
 
 
+def _finite(value: float) -> bool:
+    """A number that a float can hold: no truth value, no NaN or infinity, no whole number beyond."""
+    return not isinstance(value, bool) and -sys.float_info.max <= value <= sys.float_info.max
+
+
 def _nearest_count(value: object, least: int, most: int) -> int:
-    if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+    if isinstance(value, int | float) and _finite(value):
         return min(max(round(value), least), most)
     return least
 
