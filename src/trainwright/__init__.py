@@ -36,7 +36,7 @@ class _Package(ModuleType):
 sys.modules[__name__].__class__ = _Package
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> Any:  # noqa: ANN401 (an attribute of a module may be anything)
     """Load a public name from `trainwright.api` when it is first asked for."""
     if name not in __all__:
         message = f"module 'trainwright' has no attribute '{name}'"

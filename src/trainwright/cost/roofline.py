@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 if TYPE_CHECKING:
-    from trainwright.units import Bytes, BytesPerSecond, Flops, FlopsPerSecond, Seconds
+    from trainwright.units import Bytes, BytesPerSecond, FlopsPerSecond, Seconds
 
 BoundBy: TypeAlias = Literal["compute", "memory", "launch"]
 
@@ -46,7 +46,7 @@ class OperatorTime:
     """How long one operator takes, for what work, and what holds it back."""
 
     duration_s: Seconds
-    flops: Flops
+    flops: float
     traffic_bytes: Bytes
     bound_by: BoundBy
 
@@ -151,7 +151,7 @@ def elementwise(
     memory_bytes_per_s: BytesPerSecond,
     launch_s: Seconds = 0.0,
     memory_efficiency: float = MEMORY_EFFICIENCY,
-    flops: Flops = 0.0,
+    flops: float = 0.0,
 ) -> OperatorTime:
     """Time of operators that only stream: norms, residuals, activations, casts, the optimizer.
 
@@ -204,7 +204,7 @@ def gemm_intensity(*, m: int, n: int, k: int, element_bytes: Bytes = 2) -> float
     return 2 * m * n * k / (element_bytes * (m * k + k * n + m * n))
 
 
-def _slowest(compute_s: Seconds, traffic_s: Seconds, launch_s: Seconds, flops: Flops, traffic_bytes: Bytes) -> OperatorTime:
+def _slowest(compute_s: Seconds, traffic_s: Seconds, launch_s: Seconds, flops: float, traffic_bytes: Bytes) -> OperatorTime:
     """Launch and arithmetic follow each other; traffic hides both where it takes longer."""
     parts: dict[BoundBy, Seconds] = {"compute": compute_s, "memory": traffic_s, "launch": launch_s}
     bound_by = max(parts, key=lambda part: parts[part])
