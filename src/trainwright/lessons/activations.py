@@ -50,7 +50,7 @@ _NAMES = {
 }
 
 
-def page(*, batch: int, tokens: int, heads: int, kv_heads: int, head_width: int, ffn_width: int, element_bytes: int) -> Page:
+def page(*, batch: int, tokens: int, heads: int, kv_heads: int, head_width: int, ffn_width: int, element_bytes: Bytes) -> Page:
     """Return the page for one shape. Raises PlanError for a shape that no decoder has."""
     model = Model(
         name="lesson",
@@ -117,7 +117,7 @@ def page(*, batch: int, tokens: int, heads: int, kv_heads: int, head_width: int,
     )
 
 
-def _format_problems(element_bytes: int) -> Iterator[Problem]:
+def _format_problems(element_bytes: Bytes) -> Iterator[Problem]:
     if element_bytes not in _FORMATS:
         yield Problem(
             f"no format of {element_bytes} bytes an element",

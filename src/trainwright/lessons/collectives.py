@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from trainwright.collectives.execute import Held
     from trainwright.collectives.rounds import Round, Transfer
+    from trainwright.units import Bytes, BytesPerSecond, Seconds
 
 NAME = "collectives"
 TITLE = Text("Collectives, round by round", "集合通信，一轮一轮看")
@@ -45,7 +46,7 @@ _WALKED = (
 )
 
 
-def page(*, ranks: int, payload_bytes: int, link_bytes_per_s: int, hop_ns: int) -> Page:
+def page(*, ranks: int, payload_bytes: Bytes, link_bytes_per_s: BytesPerSecond, hop_ns: int) -> Page:
     """Return the page for one group."""
     sizes = {"P": ranks, "n": payload_bytes}
     return Page(
@@ -71,7 +72,7 @@ def page(*, ranks: int, payload_bytes: int, link_bytes_per_s: int, hop_ns: int) 
                 "通信库并非总用环：NCCL 按代价模型在 ring、tree、CollNet、NVLS、NVLSTree、PAT 以及 LL、LL128、Simple 协议中选择。",
             ),
         ),
-        inputs={"ranks": ranks, "payload_bytes": payload_bytes, "link_bytes_per_s": link_bytes_per_s, "hop_ns": hop_ns},
+        inputs={"ranks": ranks, "payload_bytes": payload_bytes, "link_bytes_per_s": int(link_bytes_per_s), "hop_ns": hop_ns},
         figures={
             "ring_all_reduce_sent_bytes": _sent(
                 Text("sent by each rank, ring all-reduce", "每个 rank 发送，环形 all-reduce"),
@@ -116,7 +117,7 @@ def page(*, ranks: int, payload_bytes: int, link_bytes_per_s: int, hop_ns: int) 
                 columns=(Text("operation", "操作"), Text("result", "结果")),
                 rows=tuple(_MEANINGS.items()),
             ),
-            _by_algorithm(ranks, payload_bytes, float(link_bytes_per_s), hop_ns * 1e-9),
+            _by_algorithm(ranks, payload_bytes, link_bytes_per_s, hop_ns * 1e-9),
         ),
         not_counted=(
             Text("the cost of adding, and of starting a kernel", "加法与启动核函数的开销"),
@@ -160,7 +161,7 @@ def _owner_shift(ranks: int) -> int:
     return next(number for number, values in held[0].items() if values[0] == ranks)
 
 
-def _by_algorithm(ranks: int, payload_bytes: int, link_bytes_per_s: float, hop_s: float) -> Table:
+def _by_algorithm(ranks: int, payload_bytes: Bytes, link_bytes_per_s: BytesPerSecond, hop_s: Seconds) -> Table:
     rows: list[tuple[str | int | float, ...]] = []
     chunk_bytes = payload_bytes / ranks
     for name, part in ALGORITHMS.parts():
