@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeAlias
 
 import torch
@@ -132,8 +132,20 @@ def contribution(
     def dropout(place: str, x: Tensor) -> Tensor:
         return x * whole(place, x.new_ones(shape))[chosen]
 
-    _loss(decoder, part, batch.num_valid_tokens, dropout).backward()  # type: ignore[no-untyped-call]
+    _loss(decoder, part, batch.num_valid_tokens, dropout).backward()
     return decoder.gradients()
+
+
+def tied_uses(
+    *, model: Model, parameters: Mapping[str, Tensor], batch: Batch, masks: Masks | None = None, step: int = 0
+) -> tuple[Tensor, Tensor]:
+    """The gradient of a tied embedding by use: (as embedding, as head). They sum to its gradient."""
+    untied = replace(model, tied=False)
+    decoder = Decoder(untied)
+    decoder.load({**parameters, "head.weight": parameters["embed.tokens"]})
+    _loss(decoder, batch, batch.num_valid_tokens, _dropout(untied, masks, step)).backward()
+    gradients = decoder.gradients()
+    return gradients["embed.tokens"], gradients["head.weight"]
 
 
 def learning_rate(optimizer: Optimizer, *, step: int, num_steps: int) -> float:
@@ -329,7 +341,7 @@ def _loss(decoder: Decoder, batch: Batch, num_valid_tokens: int, dropout: Dropou
 def _step(decoder: Decoder, batch: Batch, *, lr: float, dropout: Dropout) -> Step:
     decoder.zero_grad()
     loss = _loss(decoder, batch, batch.num_valid_tokens, dropout)
-    loss.backward()  # type: ignore[no-untyped-call]
+    loss.backward()
     gradients = decoder.gradients()
     norm = math.sqrt(math.fsum(float(gradient.double().square().sum()) for gradient in gradients.values()))
     return Step(loss=float(loss.detach()), num_valid_tokens=batch.num_valid_tokens, gradient_norm=norm, gradients=gradients, lr=lr)

@@ -22,7 +22,7 @@ class Optimizer:
     """AdamW, or SGD with momentum.
 
     lr                peak learning rate.
-    weight_decay      decoupled: p -= lr * weight_decay * p.
+    weight_decay      decoupled: p -= lr * weight_decay * p, for parameters of two or more dimensions; norms and biases do not decay.
     momentum          of sgd; 0 keeps no moment.
     warmup_steps      the rate rises linearly to lr over these.
     decay             "cosine" falls to min_lr_fraction * lr at the last step; "none" stays.

@@ -12,6 +12,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812  the customary name
 from torch import nn
 
+from trainwright.engine.optimizer import Shard, clip_scale, decay_ranges, update_rule
+from trainwright.prove.diagnose import Evidence, Share, diagnose
 from trainwright.prove.reference import (
     Batch,
     Decoder,
@@ -22,6 +24,7 @@ from trainwright.prove.reference import (
     reference_steps,
     rotary_frequencies,
     rotated,
+    tied_uses,
 )
 from trainwright.spec.model import Model, RopeScaling, num_parameters
 from trainwright.spec.optimizer import Optimizer
@@ -337,6 +340,68 @@ def test_the_learning_rate_is_that_of_the_settings(optimizer):
     """Two formulas, written apart, agree at every step and beyond the last."""
     for step in range(15):
         assert learning_rate(optimizer, step=step, num_steps=12) == pytest.approx(optimizer.lr_at(step, num_steps=12), rel=1e-14)
+
+
+def test_the_uses_of_a_tied_embedding_sum_to_its_gradient():
+    """The head's part reaches every row, the embedding's part only the rows of tokens that occur."""
+    parameters, data = initial(GPT), batch(GPT)
+    whole = reference_steps(model=GPT, parameters=parameters, batches=[data], optimizer=PLAIN).steps[0].gradients["embed.tokens"]
+    as_embedding, as_head = tied_uses(model=GPT, parameters=parameters, batch=data)
+    absent = sorted(set(range(GPT.vocab)) - set(data.tokens.flatten().tolist()))
+
+    torch.testing.assert_close(as_embedding + as_head, whole, rtol=1e-12, atol=1e-14)
+    assert absent
+    assert not as_embedding[absent].any()
+    assert as_head[absent].all()
+
+
+@pytest.mark.parametrize("optimizer", [Optimizer(lr=0.05, clip_norm=0.1), Optimizer(name="sgd", lr=0.05, clip_norm=0.1)], ids=repr)
+def test_the_engine_updates_flat_shards_to_the_same_parameters(optimizer):
+    """Three steps with clipping: the flat buffer, cut in three, ends where the reference ends."""
+    data = [batch(GPT, seed=seed) for seed in range(3)]
+    found = reference_steps(model=GPT, parameters=initial(GPT), batches=data, optimizer=optimizer)
+    rule = update_rule(optimizer)
+    flat = torch.cat([value.flatten() for value in initial(GPT).values()])
+    offsets, extents = 0, []
+    for value in initial(GPT).values():
+        extents.append((offsets, tuple(value.shape)))
+        offsets += value.numel()
+    cuts = [0, 101, 1000, len(flat)]
+    moments = [tuple(torch.zeros(stop - start, dtype=torch.float64) for _ in range(rule.num_moments)) for start, stop in pairwise(cuts)]
+
+    for index, step in enumerate(found.steps):
+        gradient = torch.cat([value.flatten() for value in step.gradients.values()])
+        for (start, stop), kept in zip(pairwise(cuts), moments, strict=True):
+            shard = Shard(
+                weights=flat[start:stop], gradient=gradient[start:stop], moments=kept, decay=decay_ranges(extents, start=start, stop=stop)
+            )
+            scale = clip_scale(step.gradient_norm, optimizer.clip_norm)
+            rule.update(shard, lr=optimizer.lr_at(index, num_steps=3), step=index, clip_scale=scale)
+
+    expected = torch.cat([value.flatten() for value in found.parameters.values()])
+    torch.testing.assert_close(flat, expected, rtol=1e-12, atol=1e-12)
+
+
+def test_a_failed_proof_is_explained_from_the_contributions():
+    """The mean of the means of two unequal microbatches, told apart by gradients of a real model."""
+    parameters, data = initial(LLAMA), batch(LLAMA)
+    whole = reference_steps(model=LLAMA, parameters=parameters, batches=[data], optimizer=PLAIN).steps[0].gradients
+    shares = tuple(
+        Share(
+            data_rank=0,
+            microbatch=index,
+            num_tokens=int((data.targets[part] >= 0).sum()),
+            gradients={
+                name: value.numpy() for name, value in contribution(model=LLAMA, parameters=parameters, batch=data, sequences=part).items()
+            },
+        )
+        for index, part in enumerate(([0, 1], [2]))
+    )
+    means = {name: sum(11 / (2 * share.num_tokens) * share.gradients[name] for share in shares) for name in whole}
+    causes = diagnose({name: value.numpy() for name, value in whole.items()}, means, Evidence(shares=shares, num_microbatches=2))
+
+    assert [cause.name for cause in causes] == ["mean-of-means"]
+    assert "token counts 6, 5" in causes[0].text
 
 
 def test_a_batch_without_targets_is_refused():

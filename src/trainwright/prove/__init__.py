@@ -1,0 +1,1 @@
+"""Proofs: the plan, shrunk, run on small worlds and held against an independent reference."""
