@@ -57,11 +57,14 @@ def unit_ref(unit: str, kind: str, block: int | None) -> Ref:
 
 
 def gradient_layout(unit: Unit, setting: Setting) -> Layout:
-    """How gradients lie right after a backward: still to be summed over data and zero, and the replicated ones over a cut sequence."""
+    """How gradients lie right after a backward: still to be summed over data and zero, over both ends of the pipeline if tied, and over a cut sequence
+    if replicated."""
     layout = Layout()
     for axis in ("data", "zero"):
         if setting.size(axis) > 1:
             layout = layout.on(axis, Partial())
+    if setting.size("pipeline") > 1 and unit.name == "embed" and setting.tied:
+        layout = layout.on("pipeline", Partial())
     if setting.sequence and unit.num_replicated:
         layout = layout.on("tensor", Partial())
     return layout

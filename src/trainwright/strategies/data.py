@@ -10,13 +10,13 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from trainwright.ir.action import Action, Collective, Compute, wait_for
+from trainwright.ir.action import Action, Collective, wait_for
 from trainwright.ir.layout import Group, Partial, Replicate
 from trainwright.ir.ref import Ref
 from trainwright.ir.site import Site
 from trainwright.spec.formats import bytes_of
 from trainwright.strategies.computes import gradient_layout
-from trainwright.strategies.setting import Setting
+from trainwright.strategies.setting import Setting, gradients_of
 
 NAME: Final = "data"
 
@@ -33,22 +33,22 @@ class Data:
         if self.size == 1 or setting.kind != "backward" or not setting.last:
             yield from listed
             return
-        last_use = {one.accumulates.ref: index for index, one in enumerate(listed) if isinstance(one, Compute) and one.accumulates}
+        last_use = {grad.ref: index for index, one in enumerate(listed) if (grad := gradients_of(one))}
         started: list[Collective] = []
         for index, action in enumerate(listed):
             yield action
-            if isinstance(action, Compute) and action.accumulates and last_use[action.accumulates.ref] == index:
-                started.append(self._sum(action, action.accumulates.ref, setting))
+            if (grad := gradients_of(action)) and last_use[grad.ref] == index:
+                started.append(self._sum(action.site, grad.ref, setting))
                 yield started[-1]
         yield from map(wait_for, started)
 
-    def _sum(self, action: Compute, gradients: Ref, setting: Setting) -> Collective:
+    def _sum(self, site: Site, gradients: Ref, setting: Setting) -> Collective:
         unit = setting.unit(gradients)
         payload = setting.num_gradient_elements(unit) * bytes_of(setting.precision.reduce)
         segment = None if unit.name == "block" else unit.name
         before = gradient_layout(unit, setting)
         return Collective(
-            site=Site(block=action.site.block, segment=segment, phase="bwd", tag=NAME),
+            site=Site(block=site.block, segment=segment, phase="bwd", tag=NAME),
             op="all_reduce",
             group=Group((NAME,)),
             source=gradients,

@@ -63,9 +63,7 @@ class Pipeline:
 
     def _tied(self, actions: Iterable[Action], setting: Setting) -> Iterator[Action]:
         """Sum the gradients of the two copies of a tied embedding."""
-        ends = setting.shape.has_embed or setting.shape.has_head
-        tied = setting.family.segment("logits").unit == "embed" if setting.shape.has_head or setting.shape.has_embed else False
-        if ends and tied:
+        if setting.tied and (setting.shape.has_embed or setting.shape.has_head):
             unit = setting.family.units["embed"]
             payload = setting.num_gradient_elements(unit) * bytes_of(setting.precision.reduce)
             group = Group((NAME,), ((NAME, (0, self.size - 1)),))

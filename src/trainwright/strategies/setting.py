@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
-from trainwright.ir.action import Action, Collective, Compute, Free, Recv, Send, Update, Wait
+from trainwright.ir.action import Action, Collective, Compute, Free, Operand, Recv, Send, Update, Wait
 from trainwright.ir.buffer import Buffer
 from trainwright.ir.layout import Layout
 from trainwright.ir.ref import Ref
@@ -64,6 +64,11 @@ class Setting:
         name, dot, _ = ref.tensor.partition(".")
         return self.family.units[name if dot else "block"]
 
+    @property
+    def tied(self) -> bool:
+        """The head uses the embedding's table."""
+        return self.family.segment("logits").unit == "embed"
+
     def num_gradient_elements(self, unit: Unit) -> int:
         """Elements of a unit's gradient buffer on one rank, padding included."""
         return unit.padded(self.sizes["zero"]) // self.num_gradient_shards
@@ -106,3 +111,9 @@ def touched(action: Action) -> tuple[Ref, ...]:
             return ()
         case _:
             return ()
+
+
+def gradients_of(action: Action) -> Operand | None:
+    """The gradients that an action adds to, if it does."""
+    grad = action.accumulates if isinstance(action, Compute) else None
+    return grad if grad is not None and grad.name == "gradients" else None

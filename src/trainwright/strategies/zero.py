@@ -27,7 +27,7 @@ from trainwright.ir.site import Site
 from trainwright.spec.families.segment import Unit
 from trainwright.spec.formats import bytes_of
 from trainwright.strategies.computes import gradient_layout
-from trainwright.strategies.setting import Setting, touched
+from trainwright.strategies.setting import Setting, gradients_of, touched
 
 NAME: Final = "zero"
 GROUP: Final = Group((NAME,))
@@ -241,8 +241,9 @@ class _Walk:
             return action
         if action.weights and self.zero.cuts_weights:
             action = replace(action, weights=replace(action.weights, ref=self.setting.beside(action.weights.ref, "gathered")))
-        if action.accumulates:
+        if gradients_of(action):
             kind = "local" if self.zero.reduces_each_microbatch else "whole"
+            assert action.accumulates is not None
             ref = self.setting.beside(action.accumulates.ref, kind)
             fresh = ref not in self.written if self.zero.reduces_each_microbatch else action.fresh
             self.written.add(ref)
@@ -272,7 +273,7 @@ class _Walk:
         """Whether this use's gradients are reduced after it."""
         if self.setting.kind != "backward":
             return False
-        adds = any(isinstance(one, Compute) and one.accumulates for one in self.listed[use.first : use.last + 1])
+        adds = any(gradients_of(one) for one in self.listed[use.first : use.last + 1])
         if self.zero.reduces_each_microbatch:
             return adds
         return adds and self.setting.last and self.final_use[use.weights] == use.number
