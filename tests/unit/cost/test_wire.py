@@ -14,7 +14,10 @@ def test_a_rank_sends_what_the_textbook_says(op, expected):
 
 
 @given(
-    op=st.sampled_from(sorted(TRANSFERS)), num_elements=st.integers(0, 100), num_ranks=st.integers(1, 9), element_bytes=st.sampled_from([2, 4, 8])
+    op=st.sampled_from(sorted(TRANSFERS)),
+    num_elements=st.integers(0, 100),
+    num_ranks=st.integers(1, 9),
+    element_bytes=st.sampled_from([2, 4, 8]),
 )
 def test_the_members_together_send_what_the_group_sends(op, num_elements, num_ranks, element_bytes):
     """However unevenly the elements divide, nothing is lost between the formulas."""

@@ -59,7 +59,7 @@ def test_a_killed_process_is_named():
 def test_a_result_that_cannot_be_sent_is_told():
     """Results pass through a pipe."""
     with pytest.raises(RankFailed, match="rank 0 failed"):
-        run_processes(lambda _world: (lambda: None), 1)
+        run_processes(lambda _world: lambda: None, 1)
 
 
 def test_an_exception_that_cannot_be_carried_over_is_told_in_words():
