@@ -69,19 +69,23 @@ def level(num_nodes: int, offsets: ArrayLike, predecessors: ArrayLike) -> Levels
     successor_offsets = _offsets(num_successors)
 
     num_missing = num_predecessors.copy()
+    depth_of = np.zeros(num_nodes, dtype=np.int64)
+    mark = np.empty(num_nodes, dtype=np.int64)
     frontier = np.flatnonzero(num_missing == 0)
-    levels: list[Indices] = []
-    num_sorted = 0
+    sizes: list[int] = []
     while frontier.size:
-        levels.append(frontier)
-        num_sorted += frontier.size
+        depth_of[frontier] = len(sizes)
+        sizes.append(frontier.size)
         reached = successors[_row_entries(successor_offsets[frontier], num_successors[frontier])]
         np.subtract.at(num_missing, reached, 1)
-        frontier = np.unique(reached[num_missing[reached] == 0])
-    if num_sorted < num_nodes:
+        ready = reached[num_missing[reached] == 0]
+        place = np.arange(ready.size)
+        mark[ready] = place
+        frontier = ready[mark[ready] == place]  # a node reached twice counts once
+    if sum(sizes) < num_nodes:
         raise _cycle(row_offsets, sources, num_missing)
 
-    nodes = np.concatenate(levels) if levels else np.empty(0, dtype=np.int64)
+    nodes = np.argsort(depth_of, kind="stable")
     sorted_number = np.empty(num_nodes, dtype=np.int64)
     sorted_number[nodes] = np.arange(num_nodes)
     edges = _row_entries(row_offsets[nodes], num_predecessors[nodes])
@@ -90,7 +94,7 @@ def level(num_nodes: int, offsets: ArrayLike, predecessors: ArrayLike) -> Levels
         edges=edges,
         predecessors=sorted_number[sources[edges]],
         offsets=_offsets(num_predecessors[nodes]),
-        bounds=_offsets(np.array([each.size for each in levels], dtype=np.int64)),
+        bounds=_offsets(np.array(sizes, dtype=np.int64)),
     )
 
 

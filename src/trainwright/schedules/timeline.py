@@ -249,7 +249,7 @@ def _sources(kinds: Indices, stages: Indices, microbatches: Indices, num_stages:
     return source
 
 
-def _plain(number: Any) -> Ticks:
+def _plain(number: Any) -> Ticks:  # noqa: ANN401 - a numpy scalar of either kind
     """Return a numpy scalar as a Python number, so that it prints and dumps as one."""
     plain: Ticks = number.item()
     return plain
