@@ -35,7 +35,7 @@ class Check:
 
 
 def check(plan: Plan, wrong: frozenset[str] = frozenset()) -> Iterator[Problem]:
-    """Every Problem of a plan, once each. `wrong` are dotted paths that are known to be wrong; nothing is said about them again."""
+    """Every Problem of a plan, once each. `wrong` are dotted paths known to be wrong already: nothing is said about them again."""
     seen: set[tuple[str | None, str]] = set()
     for law in CHECKS:
         if not law.applies(wrong):
@@ -48,7 +48,7 @@ def check(plan: Plan, wrong: frozenset[str] = frozenset()) -> Iterator[Problem]:
 
 
 def check_run(plan: Plan) -> Iterator[Problem]:
-    """Files that a run needs: text that can be read and is long enough, a tokenizer that exists, a folder for checkpoints. Writes nothing."""
+    """Files that a run needs: readable text that is long enough, a tokenizer that exists, a folder for checkpoints. Writes nothing."""
     yield from _corpus(plan)
     yield from _tokenizer(plan)
     yield from _checkpoint_folder(plan)
@@ -155,7 +155,8 @@ def _given_layers(plan: Plan) -> Iterator[Problem]:
     even, left = divmod(total, stages)
     attempt = [even + (stage < left) for stage in range(stages)]
     yield Problem(
-        f'layers has {len(layers)} entries that add up to {sum(layers)}, but "{plan.model.name}" has {total} layers and the plan {stages} stages',
+        f"layers has {len(layers)} entries that add up to {sum(layers)}, "
+        f'but "{plan.model.name}" has {total} layers and the plan {stages} stages',
         path="parallel.pipeline.layers",
         given=layers,
         allowed=f"{stages} numbers, one a stage, that add up to {total}",
@@ -209,7 +210,8 @@ def _batch_divides(plan: Plan) -> Iterator[Problem]:
     short = batch.global_sequences < together
     verdict = "fewer than one microbatch for each replica" if short else "no whole number of microbatches for each replica"
     yield Problem(
-        f"{batch.global_sequences} sequences are {verdict}: {replicas} replicas (data x zero) take {batch.microbatch_sequences} each at a time",
+        f"{batch.global_sequences} sequences are {verdict}: "
+        f"{replicas} replicas (data x zero) take {batch.microbatch_sequences} each at a time",
         path="batch.global_sequences",
         given=batch.global_sequences,
         allowed=f"multiples of {together}, such as {below or above} and {above if below else 2 * above}",

@@ -1,7 +1,8 @@
 """Load: a plan file, or a bare model name, to a Plan; every Problem at once.
 
-A text goes through five steps: TOML to tables, overrides from the command line laid over them, names and types (`schema`), the dataclasses of
-`spec/` and `strategies/`, and the laws of `check`. What one step finds wrong is set aside, so that the later steps can still look at the rest.
+A text goes through five steps: TOML to tables, overrides from the command line laid over them, names and types (`schema`), the
+dataclasses of `spec/` and `strategies/`, and the laws of `check`. What one step finds wrong is set aside, so that the later steps can
+still look at the rest.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import math
 import re
 import tomllib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, Literal, TypeVar
 
@@ -45,7 +46,7 @@ _PLACE: Final = re.compile(r" \(at (?:line (\d+), column (\d+)|end of document)\
 def load(plan: str | Path, overrides: Mapping[str, Any] | None = None, command: Command = "predict") -> Plan:
     """Read a plan file, or make the default plan of a model in the catalog.
 
-    overrides  values by dotted path, as on the command line (`{"parallel.tensor.size": "4"}`): text is read as a TOML value where it is one.
+    overrides  values by dotted path, as on the command line (`{"parallel.tensor.size": "4"}`): text is read as TOML where it is a value.
     command    which default plan a bare model name means: 8 x h100-sxm for predict, one local device for run and prove.
 
     Raises PlanError with every Problem that was found.
@@ -186,7 +187,7 @@ class Draft:
 
     def _cluster(self) -> Cluster:
         """The cluster; a local one that does not say how many devices it has takes as many processes as the sizes need."""
-        table = {name: value for name, value in self.tables["cluster"].items()}
+        table = dict(self.tables["cluster"].items())
         if not any(name in table for name in ("name", "file", "device")):
             self._one_of("cluster", ("name", "file", "device"), 'device = "h100-sxm", nodes = 8, devices_per_node = 8')
         if "cluster" not in self.wrong:
@@ -247,7 +248,7 @@ _BUDGET: Final = Problem(
 )
 
 
-def _built(checked: Any, part: type[Part]) -> Part:  # noqa: ANN401 (a table made by `schema`)
+def _built(checked: Any, part: type[Part]) -> Part:  # noqa: ANN401 - a table made by `schema`
     """The dataclass that a checked table stands for; its defaults where the file has no such table."""
     if checked is None:
         return part()
@@ -257,11 +258,11 @@ def _built(checked: Any, part: type[Part]) -> Part:  # noqa: ANN401 (a table mad
     return part(**values)
 
 
-def _parallel(checked: Any, order: tuple[str, ...]) -> Parallel:  # noqa: ANN401 (a table made by `schema`)
+def _parallel(checked: Any, order: tuple[str, ...]) -> Parallel:  # noqa: ANN401 - a table made by `schema`
     if checked is None:
         return Parallel(order=order)
-    hints = {one.name: one.default_factory for one in fields(Parallel)}
-    parts = {name: _built(getattr(checked, name), hints[name]) for name in checked.model_fields_set}
+    kinds = {name: type(getattr(Parallel(), name)) for name in checked.model_fields_set}
+    parts: dict[str, Any] = {name: _built(getattr(checked, name), kind) for name, kind in kinds.items()}
     pipeline = parts.get("pipeline")
     if pipeline is not None and "chunks" not in checked.pipeline.model_fields_set and pipeline.schedule in SCHEDULES:
         parts["pipeline"] = replace(pipeline, chunks=SCHEDULES.get(pipeline.schedule).DEFAULT_CHUNKS)
@@ -269,17 +270,22 @@ def _parallel(checked: Any, order: tuple[str, ...]) -> Parallel:  # noqa: ANN401
 
 
 def _config(file: Path) -> Model:
-    """The model of a Hugging Face config.json. Problems inside the file name it and the line; one of the file itself belongs to the plan."""
+    """The model of a Hugging Face config.json.
+
+    Problems inside the file name it and the line; one of the file as a whole stands where the plan names it.
+    """
     allowed = "the path of a Hugging Face config.json, relative to the plan file"
     if "\0" in str(file) or (file.exists() and not file.is_file()):
         raise PlanError(Problem(f"cannot read the model's config: {file} is no ordinary file", path="model.config", allowed=allowed))
     try:
         return read_hf_config(file)
     except PlanError as error:
-        raise PlanError(replace(problem, file=None, allowed=allowed) if problem.path == "model.config" else problem for problem in error.problems) from None
+        raise PlanError(
+            replace(problem, file=None, allowed=allowed) if problem.path == "model.config" else problem for problem in error.problems
+        ) from None
 
 
-def _num_ranks(checked: Any) -> int:  # noqa: ANN401 (a table made by `schema`)
+def _num_ranks(checked: Any) -> int:  # noqa: ANN401 - a table made by `schema`
     parts = [getattr(checked, axis) for axis in AXES] if checked is not None else []
     return math.prod(getattr(part, "size", 1) for part in parts)
 
@@ -325,7 +331,7 @@ def _take_out(tables: Tables, path: tuple[str | int, ...]) -> None:
         table[last] = copy.deepcopy(_STAND_INS[".".join(names)])
 
 
-def _arrays_as_tuples(value: Any) -> Any:  # noqa: ANN401 (any TOML value)
+def _arrays_as_tuples(value: Any) -> Any:  # noqa: ANN401 - any TOML value
     match value:
         case dict():
             return {name: _arrays_as_tuples(inner) for name, inner in value.items()}
@@ -335,7 +341,7 @@ def _arrays_as_tuples(value: Any) -> Any:  # noqa: ANN401 (any TOML value)
             return value
 
 
-def _value(text: str) -> Any:  # noqa: ANN401 (any TOML value)
+def _value(text: str) -> Any:  # noqa: ANN401 - any TOML value
     """A value of the command line: what TOML makes of it, else the text itself."""
     try:
         tables = tomllib.loads(f"value = {text}")

@@ -79,8 +79,8 @@ def mesh_order(lines: tuple[str, ...]) -> tuple[str, ...]:
 def cut_layers(num_layers: int, num_stages: int) -> tuple[int, ...] | None:
     """Blocks of each virtual stage when the plan does not say; None if there is no such cut.
 
-    Even if it divides. Else, if two more would divide, the first and the last stage get one block fewer: embedding and head count as a block
-    (Llama 3 405B was cut so: Grattafiori et al. 2024, "The Llama 3 Herd of Models", 3.3.2).
+    Even if it divides. Else, if two more would divide, the first and the last stage get one block fewer: embedding and head count
+    as a block (Llama 3 405B was cut so: Grattafiori et al. 2024, "The Llama 3 Herd of Models", 3.3.2).
 
     >>> cut_layers(32, 4), cut_layers(126, 4), cut_layers(5, 2)
     ((8, 8, 8, 8), (31, 32, 32, 31), None)
@@ -88,7 +88,7 @@ def cut_layers(num_layers: int, num_stages: int) -> tuple[int, ...] | None:
     if num_layers >= num_stages and num_layers % num_stages == 0:
         return (num_layers // num_stages,) * num_stages
     blocks, left = divmod(num_layers + 2, num_stages)
-    if left or blocks < 2 or num_stages < 2:  # noqa: PLR2004 (the first and the last stage keep at least one block each)
+    if left or blocks < 2 or num_stages < 2:
         return None
     return (blocks - 1, *(blocks,) * (num_stages - 2), blocks - 1)
 
@@ -138,9 +138,8 @@ class Plan:
             return self.parallel.pipeline.layers
         cut = cut_layers(self.model.num_layers, self.num_stages)
         if cut is None:
-            raise PlanError(
-                [Problem(f"{self.model.num_layers} layers cannot be cut into {self.num_stages} stages", path="parallel.pipeline.size")]
-            )
+            message = f"{self.model.num_layers} layers cannot be cut into {self.num_stages} stages"
+            raise PlanError(Problem(message, path="parallel.pipeline.size", given=self.parallel.pipeline.size))
         return cut
 
     def coordinates(self, rank: int) -> dict[str, int]:
@@ -187,12 +186,12 @@ class Plan:
         return plan
 
 
-def _replaced(part: Any, path: str, names: tuple[str, ...], value: object) -> Any:
+def _replaced(part: Any, path: str, names: tuple[str, ...], value: object) -> Any:  # noqa: ANN401 - any dataclass of Plan
     """A copy of a nested dataclass with one field changed; the types inside are those of Plan, which mypy cannot follow through a path."""
     first, *rest = names
     known = [one.name for one in fields(part)] if is_dataclass(part) else []
     if first not in known:
-        raise PlanError([_no_such_setting(path, first, known)])
+        raise PlanError(_no_such_setting(path, first, known))
     inner = _replaced(getattr(part, first), path, tuple(rest), value) if rest else value
     return replace(part, **{first: inner})
 

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from trainwright.plan import schema
 from trainwright.problems import Problem, nearest
+from trainwright.spec.bounds import MAX_COUNT
 from trainwright.units import QuantityError
 
 if typing.TYPE_CHECKING:
@@ -62,7 +63,7 @@ def meant(path: Path) -> Path:
     """The setting that a path was probably meant to be: itself if it exists, else its nearest neighbour."""
     if schema.column(path) is not None:
         return path
-    guess = nearest(str(path[-1]), schema.keys(path[:-1]))
+    guess = nearest(str(path[-1]), schema.names(path[:-1]))
     return path if guess is None else (*path[:-1], guess)
 
 
@@ -92,7 +93,7 @@ def _problem(detail: ErrorDetails) -> Problem:
 
 def _unknown_key(path: Path, given: object) -> Problem:
     *around, name = path
-    known = schema.keys(tuple(around))
+    known = schema.names(tuple(around))
     guess = nearest(str(name), known)
     place = f"in [{dotted(tuple(around))}]" if around else "at the top of a plan"
     better = dotted((*around, guess)) if guess else _other_place(str(name))
@@ -107,9 +108,9 @@ def _unknown_key(path: Path, given: object) -> Problem:
 
 def _other_place(name: str) -> str | None:
     """Where a key of this name does exist, if in one place only."""
-    tables = [(top,) for top in schema.keys()] + [("parallel", axis) for axis in schema.keys(("parallel",))]
-    homes = [dotted((*one, name)) for one in tables if name in schema.keys(one)]
-    homes += [name] if name in schema.keys() else []
+    tables = [(top,) for top in schema.names()] + [("parallel", axis) for axis in schema.names(("parallel",))]
+    homes = [dotted((*one, name)) for one in tables if name in schema.names(one)]
+    homes += [name] if name in schema.names() else []
     return homes[0] if len(homes) == 1 else None
 
 
@@ -146,7 +147,7 @@ def _wrong_length(path: Path, given: object) -> Problem:
 def _wrong_value(path: Path, given: object, kind: str) -> Problem:
     field = schema.column(path)
     wanted = _KINDS.get(kind, "another value")
-    allowed = _allowed(field) if kind != "model_type" else f"a table with {', '.join(schema.keys(path))}"
+    allowed = _allowed(field) if kind != "model_type" else f"a table with {', '.join(schema.names(path))}"
     if isinstance(path[-1], int) or allowed is None:
         allowed = wanted
     return Problem(
@@ -202,7 +203,7 @@ def _allowed(field: FieldInfo | None) -> str | None:
     return "text in quotes" if str in hints else None
 
 
-def _default(field: FieldInfo | None) -> Any:  # noqa: ANN401 (the default of any setting)
+def _default(field: FieldInfo | None) -> Any:  # noqa: ANN401 - the default of any setting
     value = None if field is None or field.is_required() else field.default
     return list(value) if isinstance(value, tuple) else value
 
@@ -219,7 +220,7 @@ def _attempt(path: Path, given: object, kind: str, field: FieldInfo | None) -> s
     if kind in {"float_type", "finite_number"}:
         default = _default(field)
         return f"{name} = {number if number is not None else default if isinstance(default, int | float) else 1.0:g}"
-    least, most = bounds or (1, schema.MAX_COUNT)
+    least, most = bounds or (1, MAX_COUNT)
     if number is None or number > most:
         default = _default(field)
         return _EXAMPLES.get(name, f"{name} = {default if isinstance(default, int) and default >= least else least}")
@@ -251,7 +252,7 @@ def _text_attempt(given: object, kind: str, field: FieldInfo | None) -> str:
 
 
 def _table_attempt(path: Path, given: object) -> str:
-    names: Sequence[str] = schema.keys(path)
+    names: Sequence[str] = schema.names(path)
     name = dotted(path)
     if isinstance(given, str) and "name" in names:
         return f'{name}.name = "{given}"'

@@ -52,7 +52,7 @@ def table(cls: type, *, refined: Mapping[str, Any] | None = None, extra: Mapping
     return create_model(cls.__name__, __base__=Table, __doc__=cls.__doc__, **fields, **(extra or {}))
 
 
-def _column(name: str, hint: Any) -> Any:  # noqa: ANN401 (a type is any object)
+def _column(name: str, hint: Any) -> Any:  # noqa: ANN401 - a type is any object
     """The pydantic type of one field: counts start at 1, an optional dataclass is a table of its own."""
     if hint is int:
         return Annotated[int, Field(ge=1, le=MAX_SIZE if name == "size" else MAX_COUNT)]
@@ -83,7 +83,10 @@ class ModelTable(Table):
 
 
 class ClusterTable(Table):
-    """The cluster: a catalog name, a cluster file, or a device with nodes and devices_per_node; further keys replace values of the first two."""
+    """The cluster: a catalog name, a cluster file, or a device with nodes and devices_per_node.
+
+    Beside a name or a file, the other keys replace its values.
+    """
 
     name: str | None = Field(None, description="name in the catalog; with device, a label", examples=["h100-64"])
     file: str | None = Field(None, description="path of a cluster file, relative to the plan file")
@@ -106,15 +109,10 @@ class OffloadTable(Table):
 @functools.cache
 def plan_table() -> type[Table]:
     """The whole plan file."""
-    parallel = create_model(
-        "Parallel",
-        __base__=Table,
-        __doc__="The axes of the mesh; the order of the lines is the mesh order, outermost first.",
-        **{
-            part.__name__.lower(): (table(part, refined=_REFINED.get(part)), None)
-            for part in (Pipeline, Data, Zero, Context, Expert, Tensor)
-        },
-    )
+    parts = (Pipeline, Data, Zero, Context, Expert, Tensor)
+    axes: dict[str, Any] = {part.__name__.lower(): (table(part, refined=_REFINED.get(part)), None) for part in parts}
+    about = "The axes of the mesh; the order of the lines is the mesh order, outermost first."
+    parallel = create_model("Parallel", __base__=Table, __doc__=about, **axes)
     tables: dict[str, Any] = {
         "model": (ModelTable, ...),
         "cluster": (ClusterTable, ...),
@@ -158,7 +156,7 @@ def table_in(field: FieldInfo) -> type[Table] | None:
     return None
 
 
-def keys(path: tuple[str | int, ...] = ()) -> tuple[str, ...]:
+def names(path: tuple[str | int, ...] = ()) -> tuple[str, ...]:
     """Names that the table at a path may hold; none if it is no table."""
     field = column(path) if path else None
     inner = table_in(field) if field is not None else None if path else plan_table()

@@ -1,7 +1,8 @@
 """Source: where each setting of a plan was written.
 
 `tomllib` gives the values of a TOML text but not their places, so `locate` walks the text a second time and notes the line of every key:
-headers, dotted keys, inline tables and array elements alike. Paths are dotted (`parallel.tensor.size`, `optimizer.betas.1`), lines count from 1.
+headers, dotted keys, inline tables and array elements alike. Paths are dotted (`parallel.tensor.size`, `optimizer.betas.1`),
+lines count from 1.
 """
 
 from __future__ import annotations
@@ -77,13 +78,13 @@ class Duplicate:
 
 
 def locate(text: str) -> dict[str, int]:
-    """Line of every key of a valid TOML text, by dotted path; of a key met several times (a dotted prefix) the first.
+    r"""Line of every key of a valid TOML text, by dotted path; of a key met several times (a dotted prefix) the first.
 
-    >>> locate("[a]\\nb = { c = 1 }\\n")
+    >>> locate("[a]\nb = { c = 1 }\n")
     {'a': 1, 'a.b': 2, 'a.b.c': 2}
     """
     lines: dict[str, int] = {}
-    for path, line, _ in _Walk(text).keys():
+    for path, line, _ in _Walk(text).places():
         lines.setdefault(path, line)
     return lines
 
@@ -95,7 +96,7 @@ def duplicates(text: str) -> Iterator[Duplicate]:
     """
     seen: dict[str, int] = {}
     twice: list[str] = []
-    walk = _Walk(text).keys()
+    walk = _Walk(text).places()
     while True:
         try:
             path, line, defines = next(walk)
@@ -119,7 +120,7 @@ class _Walk:
         self._newlines = [place.start() for place in re.finditer("\n", text)]
         self._arrays: dict[tuple[str, ...], int] = {}
 
-    def keys(self) -> Iterator[tuple[str, int, bool]]:
+    def places(self) -> Iterator[tuple[str, int, bool]]:
         """(dotted path, line, whether this place defines it rather than passes through it) of each key in order."""
         table: tuple[str, ...] = ()
         while self._skip(_BLANK) < len(self._text):

@@ -37,9 +37,9 @@ def dump(plan: Plan) -> str:
 
 
 def edit(text: str, settings: Mapping[str, Any]) -> str:
-    """The same text with other values at dotted paths; comments, order and spacing stay. None takes a setting out.
+    r"""The same text with other values at dotted paths; comments, order and spacing stay. None takes a setting out.
 
-    >>> print(edit("[run]\\nsteps = 5  # short\\n", {"run.steps": 7, "run.seed": 1}))
+    >>> print(edit("[run]\nsteps = 5  # short\n", {"run.steps": 7, "run.seed": 1}))
     [run]
     steps = 7  # short
     seed = 1
@@ -47,7 +47,7 @@ def edit(text: str, settings: Mapping[str, Any]) -> str:
 
     Raises PlanError where a path leads through something that is no table, and tomlkit's ParseError for a text that is no TOML.
     """
-    import tomlkit  # noqa: PLC0415 (only a change needs it; reading a plan does without)
+    import tomlkit
 
     document = tomlkit.parse(text)
     for path, value in settings.items():
@@ -66,9 +66,9 @@ def edit(text: str, settings: Mapping[str, Any]) -> str:
     return tomlkit.dumps(document)
 
 
-def _item(value: object, *, inline: bool) -> Any:  # noqa: ANN401 (any TOML value)
+def _item(value: object, *, inline: bool) -> Any:  # noqa: ANN401 - any TOML value
     """A value as tomlkit takes it: arrays as lists, and a table inside a table in one line."""
-    import tomlkit  # noqa: PLC0415 (as in `edit`)
+    import tomlkit
 
     match value:
         case Mapping():
@@ -133,7 +133,7 @@ def _recompute(plan: Plan) -> Mapping[str, Any]:
     return table if plan.recompute.policy == "blocks" else {name: value for name, value in table.items() if name != "blocks"}
 
 
-def _table(part: Any) -> dict[str, Any]:  # noqa: ANN401 (any of Plan's dataclasses)
+def _table(part: Any) -> dict[str, Any]:  # noqa: ANN401 - any dataclass of Plan
     """Fields by name. Left out: what is None, and an empty array that is the default."""
     found = {one.name: (getattr(part, one.name), one.default) for one in fields(part)}
     return {name: value for name, (value, default) in found.items() if value is not None and (value != () or default in {MISSING, None})}
