@@ -29,7 +29,7 @@ from trainwright.ir.action import (
     bind,
     kind,
 )
-from trainwright.ir.layout import Layout, Partial
+from trainwright.ir.layout import Group, Layout, Partial
 from trainwright.ir.program import Program, Role, Run
 from trainwright.ir.ref import Ref
 from trainwright.ir.site import Site
@@ -39,6 +39,14 @@ Live = dict[Ref, Layout]
 Lent = dict[tuple[Site, str], tuple[Ref, Ref, Layout]]
 
 
+@dataclass(frozen=True, slots=True)
+class _Frozen:
+    """The state of one microbatch, of one stage, or of the position, between runs."""
+
+    live: frozenset[tuple[Ref, Layout]] = frozenset()
+    lent: frozenset[tuple[tuple[Site, str], tuple[Ref, Ref, Layout]]] = frozenset()
+
+
 @dataclass(slots=True)
 class _State:
     """Buffers alive, and exchanges that are on their way: (site, kind) -> (source, target, layout after)."""
@@ -46,17 +54,30 @@ class _State:
     live: Live = field(default_factory=dict)
     lent: Lent = field(default_factory=dict)
 
-    def frozen(self) -> _Frozen:
-        return _Frozen(frozenset(self.live.items()), frozenset(self.lent.items()))
+    @classmethod
+    def union(cls, parts: tuple[_Frozen, ...]) -> _State:
+        state = cls()
+        for part in parts:
+            state.live.update(part.live)
+            state.lent.update(part.lent)
+        return state
 
+    def parted(self, entered: tuple[_Frozen, ...]) -> tuple[_Frozen, ...]:
+        """Who owns what: the microbatch (first) its own, the position (last) what it had, the stage (if any, between) the rest."""
+        *inner, position = entered
+        wide = {ref for ref, _ in position.live} if inner else set(self.live)
+        owners: list[tuple[Live, Lent]] = [({}, {}) for _ in entered]
 
-@dataclass(frozen=True, slots=True)
-class _Frozen:
-    live: frozenset[tuple[Ref, Layout]] = frozenset()
-    lent: frozenset[tuple[tuple[Site, str], tuple[Ref, Ref, Layout]]] = frozenset()
+        def owner(ref: Ref) -> int:
+            if ref in wide:
+                return len(entered) - 1
+            return 0 if ref.microbatch is not None else max(len(inner) - 1, 0)
 
-    def thawed(self) -> _State:
-        return _State(dict(self.live), dict(self.lent))
+        for ref, layout in self.live.items():
+            owners[owner(ref)][0][ref] = layout
+        for name, lent in self.lent.items():
+            owners[owner(lent[1])][1][name] = lent
+        return tuple(_Frozen(frozenset(live.items()), frozenset(lent.items())) for live, lent in owners)
 
 
 class _Walk:
@@ -182,103 +203,96 @@ class _Walk:
             self.state.live[action.weights] = action.after
 
 
-def _scoped(frozen: _Frozen, *, microbatched: bool) -> _Frozen:
-    """The part of a state that belongs to a microbatch, or that does not."""
-    return _Frozen(
-        frozenset(pair for pair in frozen.live if (pair[0].microbatch is not None) is microbatched),
-        frozenset(pair for pair in frozen.lent if (pair[1][1].microbatch is not None) is microbatched),
-    )
+_Key = tuple[int | None, int | None]
+_Outcome = tuple[tuple[_Frozen, ...], list[str]]
 
 
 class _RoleCheck:
     """Buffers of one role, through all its runs. State is kept by (stage, microbatch), in the templates' relative names."""
 
-    def __init__(self, program: Program, role: Role, cache: dict[tuple[str, _Frozen], tuple[_Frozen, list[str]]]) -> None:
+    def __init__(self, program: Program, role: Role, cache: dict[tuple[str, tuple[_Frozen, ...]], _Outcome]) -> None:
         self.program, self.role, self.cache = program, role, cache
-        self.states: dict[tuple[int | None, int | None], _Frozen] = defaultdict(_Frozen)
-        self.start: dict[tuple[int | None, int | None], _Frozen] = {}
+        self.states: dict[_Key, _Frozen] = defaultdict(_Frozen)
+        owned: dict[_Key, Live] = defaultdict(dict)
         for (stage, ref), layout in role.persistent.items():
-            held = self.states[stage, None]
-            self.states[stage, None] = _Frozen(held.live | {(ref, layout)}, held.lent)
+            owned[stage, None][ref] = layout
+        for key, live in owned.items():
+            self.states[key] = _Frozen(frozenset(live.items()))
         self.start = dict(self.states)
 
     def problems(self) -> Iterator[str]:
         for run in self.role.runs:
             yield from self.run(run)
         for key, state in self.states.items():
-            allowed = self.start.get(key, _Frozen())
-            for ref, _ in sorted(state.live - allowed.live, key=lambda pair: str(pair[0])):
-                if ref not in dict(allowed.live):
-                    yield f"position {self.role.position}: {self.where(key)}{ref} is never freed"
+            allowed = dict(self.start.get(key, _Frozen()).live)
+            for ref in sorted((ref for ref, _ in state.live if ref not in allowed), key=str):
+                yield f"position {self.role.position}: {self.where(key)}{ref} is never freed"
             for (site, what), _ in state.lent:
                 yield f"position {self.role.position}: {self.where(key)}nobody waits for the {what} of {site}"
 
     @staticmethod
-    def where(key: tuple[int | None, int | None]) -> str:
+    def where(key: _Key) -> str:
         stage, microbatch = key
         return "" if stage is None else f"stage {stage}" + ("" if microbatch is None else f" microbatch {microbatch}") + ": "
 
     def run(self, run: Run) -> Iterator[str]:
-        keys = dict.fromkeys([(run.stage, run.microbatch), (run.stage, None), (None, None)])
-        entered = _Frozen(
-            frozenset().union(*(self.states[key].live for key in keys)),
-            frozenset().union(*(self.states[key].lent for key in keys)),
-        )
-        left, faults = self.walked(run.template, entered)
-        place = self.where((run.stage, run.microbatch))
-        yield from (f"position {self.role.position}: {place}{fault}" for fault in faults)
-        position_wide = self.states[None, None]
-        rest = _Frozen(
-            frozenset(pair for pair in left.live if pair[0] not in dict(position_wide.live)) if run.stage is not None else left.live,
-            left.lent,
-        )
-        if run.stage is None:
-            self.states[None, None] = rest
-            return
-        self.states[run.stage, None] = _scoped(rest, microbatched=False)
-        if run.microbatch is not None:
-            self.states[run.stage, run.microbatch] = _scoped(rest, microbatched=True)
+        """Walk one run from the states of its microbatch, its stage and the position."""
+        keys = tuple(dict.fromkeys([(run.stage, run.microbatch), (run.stage, None), (None, None)]))
+        left, faults = self.walked(run.template, tuple(self.states[key] for key in keys))
+        if faults:
+            place = self.where(keys[0])
+            yield from (f"position {self.role.position}: {place}{fault}" for fault in faults)
+        self.states.update(zip(keys, left, strict=True))
 
-    def walked(self, template: str, entered: _Frozen) -> tuple[_Frozen, list[str]]:
+    def walked(self, template: str, entered: tuple[_Frozen, ...]) -> _Outcome:
+        """The states after a template, and its faults; walked once for each state it is entered in."""
         key = (template, entered)
         if key not in self.cache:
-            walk = _Walk(entered.thawed(), self.program.owes)
+            walk = _Walk(_State.union(entered), self.program.owes)
             for action in self.program.templates[template]:
                 walk.step(action)
-            self.cache[key] = (walk.state.frozen(), walk.faults)
+            self.cache[key] = (walk.state.parted(entered), walk.faults)
         return self.cache[key]
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """An exchange between roles, or its Wait, in one run."""
+
+    action: Action
+    run: Run
+
+    @property
+    def name(self) -> tuple[Site, int | None, int | None]:
+        """What ties a Wait to what it waits for, within one role."""
+        return (self.action.site, self.run.stage, self.run.microbatch)
 
 
 @dataclass(slots=True)
 class _Lane:
-    """How far one role has come through the actions that others may wait for."""
+    """How far one role has come through its exchanges."""
 
     position: int
-    events: deque[tuple[Action, str]]
-    blocked_at: str = ""
+    steps: deque[_Step]
+    blocked_by: str = ""
 
 
-def _talk(program: Program, role: Role) -> deque[tuple[Action, str]]:
-    """Sends, receives, collectives across roles, and Waits of these, in order, bound."""
-    across: dict[str, list[Action]] = {}
+def _crossing(program: Program) -> dict[str, list[Action]]:
+    """Of each template: sends, receives, collectives across roles, and the Waits of these."""
+    found: dict[str, list[Action]] = {}
     for name, actions in program.templates.items():
-        crossing = [
-            one for one in actions if isinstance(one, Send | Recv) or (isinstance(one, Collective) and "pipeline" in one.group.axes)
-        ]
-        sites = {(one.site, WAITED_KIND[type(one)]) for one in crossing}
-        kept = [
+        started = {one.site for one in actions if isinstance(one, Collective) and "pipeline" in one.group.axes}
+        found[name] = [
             one
             for one in actions
-            if one in crossing or (isinstance(one, Wait) and ((one.site, one.kind) in sites or one.kind != "collective"))
+            if isinstance(one, Send | Recv)
+            or (isinstance(one, Collective) and one.site in started)
+            or (isinstance(one, Wait) and (one.kind != "collective" or one.site in started))
         ]
-        across[name] = kept
-    events: deque[tuple[Action, str]] = deque()
-    for run in role.runs:
-        place = program.place(role, run)
-        for action in across[run.template]:
-            bound = bind(action, place)
-            events.append((bound, f"position {role.position}: {bound.site} {kind(bound)}"))
-    return events
+    return found
+
+
+_Channel = tuple[int, int, str]
 
 
 class _Rendezvous:
@@ -286,97 +300,103 @@ class _Rendezvous:
 
     def __init__(self, program: Program) -> None:
         self.program = program
-        self.lanes = [_Lane(role.position, _talk(program, role)) for role in program.roles]
-        self.sent: dict[tuple[int, int, str], list[Site]] = defaultdict(list)
-        self.posted: dict[tuple[int, int, str], list[Site]] = defaultdict(list)
-        self.number: dict[tuple[int, Site, str], tuple[tuple[int, int, str], int]] = {}
-        self.joined: dict[str, dict[int, list[tuple[Site, str]]]] = defaultdict(lambda: defaultdict(list))
-        self.turn: dict[tuple[int, Site], tuple[str, int]] = {}
+        crossing = _crossing(program)
+        self.lanes = [_Lane(role.position, deque(_Step(one, run) for run in role.runs for one in crossing[run.template])) for role in program.roles]
+        self.sent: dict[_Channel, int] = defaultdict(int)
+        self.posted: dict[_Channel, int] = defaultdict(int)
+        self.number: list[dict[tuple[object, ...], tuple[_Channel, int]]] = [{} for _ in self.lanes]
+        self.joined: dict[Group, dict[int, list[tuple[Site, str]]]] = defaultdict(lambda: defaultdict(list))
+        self.turn: list[dict[tuple[object, ...], tuple[Group, int]]] = [{} for _ in self.lanes]
 
     def problems(self) -> Iterator[str]:
+        """Deadlock, unpaired exchanges, and collectives in different orders."""
         moved = True
         while moved:
-            moved = False
-            for lane in self.lanes:
-                moved |= self.advance(lane)
-        waiting = [lane for lane in self.lanes if lane.events]
+            moved = any([self.advance(lane) for lane in self.lanes])
+        waiting = [lane for lane in self.lanes if lane.steps]
         if waiting:
-            yield "deadlock: " + "; ".join(f"{lane.events[0][1]} ({lane.blocked_at})" for lane in waiting)
-        for channel in self.sent.keys() | self.posted.keys():
-            num_sent, num_posted = len(self.sent[channel]), len(self.posted[channel])
-            if num_sent != num_posted and not waiting:
-                yield f"channel {channel[0]} -> {channel[1]} {channel[2]}: {num_sent} sends meet {num_posted} receives"
+            yield "deadlock: " + "; ".join(f"{self.label(lane)} {lane.blocked_by}" for lane in waiting)
+        else:
+            for channel in sorted(self.sent.keys() | self.posted.keys()):
+                if self.sent[channel] != self.posted[channel]:
+                    yield f"channel {channel[0]} -> {channel[1]} {channel[2]}: {self.sent[channel]} sends meet {self.posted[channel]} receives"
         yield from self.orders()
 
+    def label(self, lane: _Lane) -> str:
+        """The action at which a role stands."""
+        step = lane.steps[0]
+        bound = bind(step.action, self.program.place(self.program.roles[lane.position], step.run))
+        return f"position {lane.position}: {bound.site} {kind(bound)}"
+
     def orders(self) -> Iterator[str]:
+        """Groups whose members do not start their collectives in one order."""
         for group, sequences in self.joined.items():
-            first, *others = sequences.items()
+            (first, expected), *others = sequences.items()
             for position, sequence in others:
-                if sequence != first[1]:
-                    differing = next((pair for pair in zip(first[1], sequence, strict=False) if pair[0] != pair[1]), None)
-                    where = f": {differing[0][0]} there, {differing[1][0]} here" if differing else ""
-                    yield f"group {group}: position {position} starts its collectives in another order than position {first[0]}{where}"
+                pair = next((pair for pair in zip(expected, sequence, strict=False) if pair[0] != pair[1]), None)
+                if pair:
+                    yield f"group {group}: position {first} starts {pair[0][0]} {pair[0][1]} where position {position} starts {pair[1][0]} {pair[1][1]}"
 
     def advance(self, lane: _Lane) -> bool:
+        """Take a role as far as it goes; whether it moved."""
         moved = False
-        while lane.events and self.ready(lane, lane.events[0][0]):
-            lane.events.popleft()
+        while lane.steps and self.takes(lane, lane.steps[0]):
+            lane.steps.popleft()
             moved = True
         return moved
 
-    def ready(self, lane: _Lane, action: Action) -> bool:
-        me = lane.position
+    def takes(self, lane: _Lane, step: _Step) -> bool:
+        """Whether a role can take its next step."""
+        me, action, num_positions = lane.position, step.action, len(self.lanes)
         match action:
-            case Send(site=site, to=to, channel=name):
-                channel = (me, to, name)
-                self.number[me, site, "send"] = (channel, len(self.sent[channel]))
-                self.sent[channel].append(site)
-            case Recv(site=site, source=source, channel=name):
-                channel = (source, me, name)
-                self.number[me, site, "recv"] = (channel, len(self.posted[channel]))
-                self.posted[channel].append(site)
-            case Collective(site=site, group=group, op=op):
-                self.turn[me, site] = (str(group), len(self.joined[str(group)][me]))
-                self.joined[str(group)][me].append((Site(step=None, segment=site.segment, phase=site.phase, tag=site.tag), op))
-            case Wait(site=site, kind="collective"):
-                return self.all_joined(lane, site)
-            case Wait(site=site, kind=what):
-                return self.met(lane, site, what)
+            case Send():
+                channel = (me, (me + action.to) % num_positions, action.channel)
+                self.number[me]["send", *step.name] = (channel, self.sent[channel])
+                self.sent[channel] += 1
+            case Recv():
+                channel = ((me + action.source) % num_positions, me, action.channel)
+                self.number[me]["recv", *step.name] = (channel, self.posted[channel])
+                self.posted[channel] += 1
+            case Collective():
+                sequence = self.joined[action.group][me]
+                self.turn[me][step.name] = (action.group, len(sequence))
+                sequence.append((action.site, action.op))
+            case Wait(kind="collective"):
+                return self.all_joined(lane, step)
+            case Wait(kind=what):
+                return self.met(lane, step, what)
         return True
 
-    def met(self, lane: _Lane, site: Site, what: str) -> bool:
-        found = self.number.get((lane.position, site, what))
+    def met(self, lane: _Lane, step: _Step, what: str) -> bool:
+        """Whether the other side of a send or receive has been posted."""
+        found = self.number[lane.position].get((what, *step.name))
         if found is None:
-            lane.blocked_at = f"waits for a {what} that was never started"
+            lane.blocked_by = f"(no {what} was started here)"
             return False
         channel, number = found
-        other = self.posted if what == "send" else self.sent
-        lane.blocked_at = f"waits for the {'receive' if what == 'send' else 'send'} of position {channel[1 if what == 'send' else 0]}"
-        return len(other[channel]) > number
+        other, peer = (self.posted, channel[1]) if what == "send" else (self.sent, channel[0])
+        if other[channel] > number:
+            return True
+        lane.blocked_by = f"(position {peer} has not come to its {'recv' if what == 'send' else 'send'})"
+        return False
 
-    def all_joined(self, lane: _Lane, site: Site) -> bool:
-        found = self.turn.get((lane.position, site))
+    def all_joined(self, lane: _Lane, step: _Step) -> bool:
+        """Whether every member of the group has started the collective."""
+        found = self.turn[lane.position].get(step.name)
         if found is None:
-            lane.blocked_at = "waits for a collective that was never started"
+            lane.blocked_by = "(no collective was started here)"
             return False
         group, number = found
-        members = self.members(group)
+        listed = group.coordinates("pipeline")
+        members = range(len(self.lanes)) if listed is None else listed
         missing = [position for position in members if len(self.joined[group][position]) <= number]
-        lane.blocked_at = f"waits for position {', '.join(map(str, missing))} to join {group}"
+        lane.blocked_by = f"(position {', '.join(map(str, missing))} has not joined {group})"
         return not missing
-
-    def members(self, group: str) -> list[int]:
-        for actions in self.program.templates.values():
-            for action in actions:
-                if isinstance(action, Collective) and str(action.group) == group:
-                    listed = action.group.coordinates("pipeline")
-                    return list(listed) if listed is not None else [role.position for role in self.program.roles]
-        return []
 
 
 def faults(program: Program) -> Iterator[str]:
     """Every fault of a Program, in words."""
-    cache: dict[tuple[str, _Frozen], tuple[_Frozen, list[str]]] = {}
+    cache: dict[tuple[str, tuple[_Frozen, ...]], _Outcome] = {}
     for role in program.roles:
         yield from dict.fromkeys(_RoleCheck(program, role, cache).problems())
     if "pipeline" not in program.owes:
