@@ -450,7 +450,7 @@ def test_interleaved_needs_whole_groups_of_microbatches(plan_file):
         ("cluster.stack", "megatron", "no stack"),
         ("cluster.device", "h100", "no device"),
         ("model.name", "llama-3", "no model"),
-        ("model.config", "nowhere/config.json", "No such file"),
+        ("model.config", "nowhere/config.json", "does not exist"),
         ("run.validation_fraction", "1.0", "validation"),
         ("run.data", "corpus", "data"),
     ],

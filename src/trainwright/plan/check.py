@@ -73,7 +73,7 @@ def _product(plan: Plan) -> Iterator[Problem]:
         return
     used = {axis: size for axis, size in plan.parallel.sizes.items() if size > 1}
     product = " x ".join(f"{axis} {size}" for axis, size in used.items()) or "every axis 1"
-    nodes = f"{plan.cluster.num_nodes} nodes x {plan.cluster.devices_per_node}"
+    nodes = f"nodes x devices_per_node = {plan.cluster.num_nodes} x {plan.cluster.devices_per_node}"
     yield Problem(
         f"the sizes multiply to {plan.num_devices} ranks ({product}), but the cluster has {wanted} devices ({nodes})",
         path="parallel",

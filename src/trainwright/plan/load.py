@@ -275,14 +275,25 @@ def _config(file: Path) -> Model:
     Problems inside the file name it and the line; one of the file as a whole stands where the plan names it.
     """
     allowed = "the path of a Hugging Face config.json, relative to the plan file"
-    if "\0" in str(file) or (file.exists() and not file.is_file()):
-        raise PlanError(Problem(f"cannot read the model's config: {file} is no ordinary file", path="model.config", allowed=allowed))
+    reason = _why_no_file(file)
+    if reason is not None:
+        raise PlanError(Problem(f"the model's config {file} {reason}", path="model.config", allowed=allowed))
     try:
         return read_hf_config(file)
     except PlanError as error:
         raise PlanError(
             replace(problem, file=None, allowed=allowed) if problem.path == "model.config" else problem for problem in error.problems
         ) from None
+
+
+def _why_no_file(file: Path) -> str | None:
+    """Why there is no ordinary file of that name, as the end of a sentence; None if there is one."""
+    try:
+        if file.is_file():
+            return None
+        return "is no ordinary file" if file.exists() else "does not exist"
+    except (OSError, ValueError) as error:
+        return f"cannot be looked at: {error}"
 
 
 def _num_ranks(checked: Any) -> int:  # noqa: ANN401 - a table made by `schema`
@@ -518,7 +529,7 @@ def _default_text(name: str, overrides: Mapping[str, Any], command: Command) -> 
     others = math.prod(_asked(asked, f"parallel.{axis}.size", 1) for axis in AXES if axis != "zero")
     zero = _asked(asked, "parallel.zero.size", devices // others if devices % others == 0 else devices)
     replicas = zero * _asked(asked, "parallel.data.size", 1)
-    cluster = 'device = "h100-sxm"\nnodes = 1\ndevices_per_node = 8' if far else 'name = "local"\ndevices_per_node = 1'
+    cluster = 'device = "h100-sxm"\nnodes = 1\ndevices_per_node = 8' if far else 'name = "local"'
     return _DEFAULT.format(
         name=name,
         cluster=cluster,
