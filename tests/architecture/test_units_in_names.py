@@ -20,7 +20,7 @@ ENDING = {
     "Usd": "_usd",
 }
 LONGEST_FIRST = sorted(ENDING, key=lambda alias: -len(ENDING[alias]))
-PLAIN = {alias: {"int"} if alias in {"Bytes", "Flops"} else {"int", "float"} for alias in ENDING}
+PLAIN = {alias: "int" if alias in {"Bytes", "Flops"} else "float" for alias in ENDING}
 SHARE = re.compile(r"_per_(rank|role|stage|block|unit|step|microbatch|token|parameter|element)$")
 
 
@@ -49,13 +49,13 @@ def single(annotation: ast.expr) -> str | None:
 def fault(name: str, annotation: ast.expr) -> str | None:
     """What is wrong with a name and its annotation.
 
-    `sent_bytes_per_rank` counts bytes: a share keeps its unit. An average number of bytes or operations may be a plain float.
+    `sent_bytes_per_rank` counts bytes: a share keeps its unit. An average number of bytes may be a plain float, whole seconds a plain int.
     """
     name, kind = SHARE.sub("", f"_{name.lower()}"), single(annotation)
     if kind in ENDING and not name.endswith(ENDING[kind]):
         return f"`{name[1:]}: {kind}` must end in {ENDING[kind]}"
     promised = next((alias for alias in LONGEST_FIRST if name.endswith(ENDING[alias])), None)
-    if promised is not None and kind in PLAIN[promised]:
+    if promised is not None and kind == PLAIN[promised]:
         return f"`{name[1:]}: {kind}` must be annotated {promised}"
     return None
 
