@@ -10,10 +10,10 @@ from torch import Tensor
 
 from trainwright.engine.random import Key, Piece, dropout_mask
 from trainwright.engine.segments.tables import Tables
+from trainwright.engine.segments.weights import Weights
 
 if TYPE_CHECKING:
     from trainwright.engine.segments.gradients import Sink
-    from trainwright.engine.segments.weights import Weights
     from trainwright.spec.model import Model
 
 Tensors: TypeAlias = Mapping[str, Tensor]
@@ -23,7 +23,8 @@ Tensors: TypeAlias = Mapping[str, Tensor]
 class Call:
     """One call of a segment, on one rank.
 
-    weights           the unit that holds the segment's parameters: `embed`, `positions`, a block or `head`; `embed` for a tied `logits`
+    weights           the unit that holds the segment's parameters: `embed`, `positions`, a block or `head`; `embed` for a tied `logits`;
+                      none for a segment without
     gradients         where backward adds the unit's gradients; None in forward
     sequence          stream tensors hold the tensor_index-th slice of the tokens of each sequence
     tokens, targets   [b, s], int64; a target below 0 is ignored
@@ -34,7 +35,7 @@ class Call:
     """
 
     model: Model
-    weights: Weights
+    weights: Weights = field(default_factory=Weights.none)
     gradients: Sink | None = None
     tensor_index: int = 0
     num_tensor: int = 1
@@ -73,12 +74,9 @@ class Call:
         key = Key.of(self.seed, self.step, site if self.block is None else f"b{self.block}.{site}")
         num_all_tokens = num_tokens * self.num_tensor if self.sequence else num_tokens
         for row, sequence_id in zip(values, self.sequence_ids, strict=True):
-            piece = Piece(
-                global_shape=(sequence_id + 1, num_all_tokens, width),  # how many sequences follow does not matter
-                offsets=(sequence_id, self.first_token(num_tokens), 0),
-                shape=(1, num_tokens, width),
-            )
-            row.mul_(dropout_mask(key, piece, self.model.dropout, values.dtype, values.device)[0])
+            before = sequence_id * num_all_tokens + self.first_token(num_tokens)  # tokens of the step before this piece
+            piece = Piece(global_shape=(before + num_tokens, width), offsets=(before, 0), shape=(num_tokens, width))
+            row.mul_(dropout_mask(key, piece, self.model.dropout, values.dtype, values.device))
         return values
 
     def kept(self, outputs: dict[str, Tensor], saved: dict[str, Tensor]) -> dict[str, Tensor]:

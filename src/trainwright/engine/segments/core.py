@@ -30,13 +30,15 @@ def backward(call: Call, inputs: Tensors) -> dict[str, Tensor]:
     q, k, v = (part.transpose(1, 2) for part in _parts(call, inputs["qkv"]))
     dout, out = (_heads(call, inputs[name]).transpose(1, 2) for name in ("dc", "c"))
     gradients = [part.transpose(1, 2) for part in attend_backward(dout, q, k, v, out, inputs["saved.lse"])]
-    if call.model.positions != "rope":
-        return {"dqkv": torch.cat([part.flatten(2) for part in gradients], dim=-1)}
     dqkv = torch.empty_like(inputs["qkv"])
     dq, dk, dv = _parts(call, dqkv)
-    tables = call.tables.rope(call.model, dqkv.shape[1], dqkv)
-    turn_back(gradients[0], *tables, out=dq)
-    turn_back(gradients[1], *tables, out=dk)
+    if call.model.positions == "rope":
+        tables = call.tables.rope(call.model, dqkv.shape[1], dqkv)
+        turn_back(gradients[0], *tables, out=dq)
+        turn_back(gradients[1], *tables, out=dk)
+    else:
+        dq.copy_(gradients[0])
+        dk.copy_(gradients[1])
     dv.copy_(gradients[2])
     return {"dqkv": dqkv}
 
@@ -44,7 +46,7 @@ def backward(call: Call, inputs: Tensors) -> dict[str, Tensor]:
 def _parts(call: Call, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Views of queries [b, s, H / t, d], keys and values [b, s, K / t, d]."""
     num_heads, num_kv_heads = call.model.num_heads // call.num_tensor, call.model.num_kv_heads // call.num_tensor
-    q, k, v = _heads(call, qkv).split([num_heads, num_kv_heads, num_kv_heads], dim=2)
+    q, k, v = torch.split(_heads(call, qkv), [num_heads, num_kv_heads, num_kv_heads], dim=2)
     return q, k, v
 
 

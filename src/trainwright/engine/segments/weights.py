@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from math import prod
 from typing import TypeAlias
 
+import torch
 from torch import Tensor
 
 Place: TypeAlias = tuple[int, int, tuple[int, ...]]
@@ -39,6 +40,11 @@ class Weights(Mapping[str, Tensor]):
         self._flat = flat
         self._table = table
         self._views: dict[tuple[str, ...], Tensor] = {}
+
+    @classmethod
+    def none(cls) -> Weights:
+        """No parameters."""
+        return cls(torch.empty(0, dtype=torch.float32), {})
 
     def fused(self, names: tuple[str, ...]) -> Tensor:
         """Adjacent parameters as one view, stacked along dim 0."""
