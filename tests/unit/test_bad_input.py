@@ -445,6 +445,8 @@ def test_interleaved_needs_whole_groups_of_microbatches(plan_file):
         ("recompute.budget", '"60 GiB"', "not landed"),
         ("model.module", "mine:make", "not be planned yet"),
         ("recompute.policy", "selectiv", "not one of"),
+        ("parallel.zero.free", "never", "not one of"),
+        ("parallel.zero.gradients", "half", "not one of"),
         ("recompute.blocks", "33", "has 32"),
         ("optimizer.name", "adam", "adam"),
         ("cluster.stack", "megatron", "no stack"),

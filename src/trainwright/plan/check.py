@@ -251,6 +251,7 @@ def _choices(plan: Plan) -> Iterator[Problem]:
     """Options that are one of a few words."""
     zero = plan.parallel.zero
     yield from choice_problems("parallel.zero.gradients", zero.gradients, ("sharded", "whole"))
+    yield from choice_problems("parallel.zero.free", zero.free, ("before-reduce", "after-reduce"))
     yield from choice_problems("recompute.policy", plan.recompute.policy, POLICIES)
     yield from choice_problems("parallel.context.method", plan.parallel.context.method, ("ring",))
 
