@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from trainwright.cost.wire import member_sent_bytes
-from trainwright.engine.wire import DEFAULT_TIMEOUT_S, Handle, Pending, Wire
+from trainwright.engine.wire import DEFAULT_TIMEOUT_S, WORLD, Handle, Pending, Wire, WireError, p2p_key
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -67,12 +67,12 @@ class NcclWire(Wire):
 
     def start_all_gather(self, out: Tensor, shard: Tensor, ranks: Sequence[int], channel: str = "") -> Pending:
         """Fill `out` with the members' shards, which are of one size."""
-        work = dist.all_gather_into_tensor(out, shard, group=self.groups.find(ranks, channel), async_op=True)
+        work = dist.all_gather_single(out, shard, group=self.groups.find(ranks, channel), async_op=True)
         return self._pending("all_gather", ranks, out, _posted(work, out, shard))
 
     def start_reduce_scatter(self, out: Tensor, full: Tensor, ranks: Sequence[int], channel: str = "") -> Pending:
         """Put the sum of the members' pieces into `out`; the size divides by the number of members."""
-        work = dist.reduce_scatter_tensor(out, full, group=self.groups.find(ranks, channel), async_op=True)
+        work = dist.reduce_scatter_single(out, full, group=self.groups.find(ranks, channel), async_op=True)
         return self._pending("reduce_scatter", ranks, full, _posted(work, out, full))
 
     def start_all_reduce(self, tensor: Tensor, ranks: Sequence[int], op: str = "sum", channel: str = "") -> Pending:
@@ -91,10 +91,12 @@ class NcclWire(Wire):
         members = (root, *(rank for rank in ranks if rank != root))
         return self._pending("broadcast", members, tensor, _posted(work, tensor))
 
-    def prepare(self, groups: Sequence[Sequence[int]]) -> None:
-        """Make a communicator for each group; every rank names all groups in one order."""
-        for ranks in groups:
-            self.groups.make(ranks)
+    def prepare(self, groups: Sequence[tuple[Sequence[int], str]], channels: Sequence[tuple[int, int, str]] = ()) -> None:
+        """Make a communicator for each group, channel and direction; every rank names all of them in one order."""
+        for ranks, channel in groups:
+            self.groups.make(ranks, channel)
+        for source, to, channel in channels:
+            self.groups.make((source, to), p2p_key(channel))
 
     def _pending(self, op: str, ranks: Sequence[int], payload: Tensor, posted: Handle) -> Pending:
         payload_bytes, element_bytes = payload.numel() * payload.element_size(), payload.element_size()
@@ -104,23 +106,28 @@ class NcclWire(Wire):
 
 
 class _Groups:
-    """Communicators by members and channel, made when first needed unless `make` came before."""
+    """Communicators by members and channel. `prepare` makes them: made when first needed, ranks could wait for each other in a circle."""
 
     def __init__(self, timeout_s: float) -> None:
         self._timeout = timedelta(seconds=timeout_s)
         self._found: dict[tuple[tuple[int, ...], str], dist.ProcessGroup] = {}
 
-    def make(self, ranks: Sequence[int], channel: str = "") -> None:
+    def make(self, ranks: Sequence[int], channel: str) -> None:
         """Make a group; called by all ranks of the world."""
-        group = dist.new_group(list(ranks), timeout=self._timeout)
+        group = dist.new_group(sorted(ranks), timeout=self._timeout)
         if dist.get_rank() in ranks:
             self._found[tuple(ranks), channel] = group
 
     def find(self, ranks: Sequence[int], channel: str) -> dist.ProcessGroup:
-        key = (tuple(ranks), channel)
-        if key not in self._found:
-            self._found[key] = dist.new_group(sorted(ranks), timeout=self._timeout, use_local_synchronization=True)
-        return self._found[key]
+        group = self._found.get((tuple(ranks), channel))
+        if group is not None:
+            return group
+        if channel == WORLD:
+            everyone = dist.group.WORLD
+            assert everyone is not None, "torch.distributed has been left"
+            return everyone
+        message = f"no communicator for ranks {tuple(ranks)} on channel '{channel}': call Wire.prepare before the first step"
+        raise WireError(message)
 
 
 def _posted(work: dist.Work | None, *tensors: Tensor) -> _Posted:

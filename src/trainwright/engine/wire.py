@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 DEFAULT_TIMEOUT_S = 300.0
 """How long a wait may take before it is called a hang."""
 
+WORLD = "world"
+"""The channel of what all ranks do together beside a Program: barriers and agreements."""
+
 _PAIR = 2
 _NUM_SECOND_CHANNELS = 16
 """Channels for the second round of all_reduces of one group: ranks may begin second rounds in different orders."""
@@ -188,13 +191,13 @@ class Wire:
     def start_send(self, tensor: Tensor, to: int, channel: str = "") -> Pending:
         """Lend `tensor` to rank `to` until the wait."""
         pending = Pending(self, f"send to {to} {channel}")
-        pending.post_send(to, _flat(tensor), f"p2p {channel}")
+        pending.post_send(to, _flat(tensor), p2p_key(channel))
         return pending
 
     def start_recv(self, tensor: Tensor, source: int, channel: str = "") -> Pending:
         """Let `tensor` be filled by rank `source`'s next send on the channel."""
         pending = Pending(self, f"recv from {source} {channel}")
-        pending.post_recv(source, _flat(tensor), f"p2p {channel}")
+        pending.post_recv(source, _flat(tensor), p2p_key(channel))
         return pending
 
     @torch.no_grad()
@@ -281,10 +284,11 @@ class Wire:
             pending.post_send(ranks[index], _flat(tensor), key)
         return pending
 
-    def prepare(self, groups: Sequence[Sequence[int]]) -> None:
-        """Make ready for the groups of a Program; every rank names all groups in one order.
+    def prepare(self, groups: Sequence[tuple[Sequence[int], str]], channels: Sequence[tuple[int, int, str]] = ()) -> None:
+        """Make ready for a Program: its groups (ranks, channel) and its point-to-point channels (from, to, channel).
 
-        Nothing to do where ranks are reached directly.
+        Every rank names all of them, its own or not, in one order. Nothing to do where ranks are reached directly; NCCL makes a
+        communicator for each.
         """
 
     def _buffer(self, op: str, like: Tensor, num_ranks: int) -> Tensor:
@@ -296,6 +300,11 @@ class Wire:
         serial = self._num_second_rounds.get(key, 0)
         self._num_second_rounds[key] = serial + 1
         return f"{key} second {serial % _NUM_SECOND_CHANNELS}"
+
+
+def p2p_key(channel: str) -> str:
+    """The transport's name for a point-to-point channel; groups have names of another form."""
+    return f"p2p {channel}"
 
 
 def _key(ranks: Sequence[int], channel: str) -> str:

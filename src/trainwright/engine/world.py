@@ -31,7 +31,7 @@ from torch._C._distributed_c10d import FileStore, PrefixStore, TCPStore
 
 from trainwright.engine.transport_gloo import GlooTransport
 from trainwright.engine.transport_threads import Switchboard
-from trainwright.engine.wire import DEFAULT_TIMEOUT_S, Wire, WireError
+from trainwright.engine.wire import DEFAULT_TIMEOUT_S, WORLD, Wire, WireError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -68,7 +68,7 @@ class World:
     def largest(self, value: int) -> int:
         """The largest `value` over all ranks."""
         place = torch.tensor([value], dtype=torch.int64, device=self.device)
-        self.wire.start_all_reduce(place, self.ranks, "max", channel="world").wait()
+        self.wire.start_all_reduce(place, self.ranks, "max", channel=WORLD).wait()
         return int(place.item())
 
     def close(self) -> None:
@@ -150,7 +150,8 @@ def from_environment(timeout_s: float = DEFAULT_TIMEOUT_S) -> World:
     """Join the world that torchrun describes in RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT.
 
     Keys in the store are kept apart by the attempt: torchrun keeps one store across restarts, and gloo would read the addresses of
-    processes that are dead. NCCL where this rank has a GPU, gloo otherwise.
+    processes that are dead (pytorch/pytorch#135712). On several machines the attempt is torchrun's own count, which its agents must agree
+    on. NCCL where this rank has a GPU, gloo otherwise.
     """
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
@@ -357,6 +358,6 @@ def _fork_is_safe(num_threads: int, patience_s: int = 10) -> bool:  # noqa: ARG0
         signal.alarm(patience_s)
         torch.set_num_threads(1)
         trial = torch.ones(256, 256, requires_grad=True)
-        (trial @ trial).exp().sum().backward()  # type: ignore[no-untyped-call]
+        torch.autograd.backward((trial @ trial).exp().sum())
         os._exit(0)
     return os.waitpid(pid, 0)[1] == 0

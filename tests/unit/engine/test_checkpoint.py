@@ -1,5 +1,4 @@
 import json
-import os
 import zlib
 
 import pytest
@@ -181,7 +180,7 @@ def test_a_folder_that_cannot_be_written_is_a_problem_before_anything_is_trained
     with pytest.raises(RankFailed, match="cannot be written"):
         save(tmp_path / "file" / "deeper")
     checkpoint.prepare(tmp_path / "fine")
-    assert [] == os.listdir(tmp_path / "fine")
+    assert [] == list((tmp_path / "fine").iterdir())
 
 
 def test_one_rank_that_cannot_write_stops_all(tmp_path, monkeypatch):

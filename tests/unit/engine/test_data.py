@@ -77,7 +77,7 @@ def test_a_resumed_feed_goes_on_where_it_stopped_though_the_batch_has_changed():
 
     assert Cursor(6, 40) == second.cursor(6)
     assert whole.sequences(40, 0, 1) == third.sequences(6, 0, 1)
-    assert sum((whole.sequences(used, 0, 1) for used in range(30, 40)), []) == second.sequences(5, 0, 10)
+    assert [whole.sequences(used, 0, 1)[0] for used in range(30, 40)] == second.sequences(5, 0, 10)
 
 
 def test_padding_is_ignored_and_counted_out():

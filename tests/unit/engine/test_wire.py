@@ -267,7 +267,7 @@ def test_a_peer_that_does_not_come_is_a_time_out(run):
 
 
 def test_two_channel_names_with_one_tag_are_refused():
-    """gloo knows channels by a number: two names with one number would mix their messages."""
+    """For gloo a channel is a number: two names with one number would mix their messages."""
     transport = GlooTransport(rank=0, size=1)
     transport._names[transport._tag("one")] = "another"
     transport._tags.clear()
@@ -278,7 +278,7 @@ def test_two_channel_names_with_one_tag_are_refused():
 
 @pytest.mark.skipif(read_wchar() is None, reason="/proc/self/io is not readable here")
 def test_the_operating_system_counts_the_same_bytes():
-    """gloo writes to sockets what this rank sends, within a thousandth for messages of a MiB and more."""
+    """What gloo writes to sockets is what this rank sends, within a thousandth for messages of a MiB and more."""
     num_elements = 1 << 19  # 2 MiB each
 
     def body(world):

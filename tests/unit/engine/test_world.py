@@ -6,6 +6,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -50,7 +51,7 @@ def test_a_killed_process_is_named():
             os.kill(os.getpid(), signal.SIGKILL)
         world.barrier()
 
-    with pytest.raises(RankFailed, match="rank 2 failed: .* ended without a word") as caught:
+    with pytest.raises(RankFailed, match=r"rank 2 failed: .* ended without a word") as caught:
         run_processes(body, 3)
 
     assert caught.value.rank == 2
@@ -84,7 +85,7 @@ def test_processes_write_and_count_for_themselves():
 
     def body(world):
         before = read_wchar()
-        with open(os.devnull, "wb", buffering=0) as sink:
+        with Path(os.devnull).open("wb", buffering=0) as sink:
             sink.write(b"x" * 1_000 * (world.rank + 1))
         return read_wchar() - before
 
@@ -155,7 +156,7 @@ def test_an_interrupt_ends_all_ranks():
     out, err = process.communicate(timeout=60)
 
     assert out.strip() == "interrupted", err
-    assert not any(os.path.exists(f"/proc/{pid}") for pid in pids)
+    assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
 
 
 def test_ranks_die_with_a_parent_that_is_killed():
@@ -182,8 +183,7 @@ def test_ranks_die_with_a_parent_that_is_killed():
 def alive(pid):
     """Whether a process still runs; one that nobody has reaped yet does not."""
     try:
-        with open(f"/proc/{pid}/stat", encoding="ascii") as stat:
-            return stat.read().rpartition(")")[2].split()[0] not in {"Z", "X"}
+        return Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()[0] not in {"Z", "X"}
     except OSError:
         return False
 
