@@ -88,12 +88,16 @@ class Transport(Protocol):
 
 
 class Pending:
-    """A started operation. `wait` ends it; `sent_bytes` is what this rank has sent for it, final after `wait`."""
+    """A started operation. `wait` ends it.
+
+    `sent_bytes` is what this rank has sent for it, final after `wait`; `held_bytes` what the wire holds for it until then.
+    """
 
     def __init__(self, wire: Wire, name: str) -> None:
         """Begin with nothing posted."""
         self.name = name
         self.sent_bytes = 0
+        self.held_bytes = 0
         self._wire = wire
         self._handles: list[Handle] = []
         self._then: Callable[[], None] | None = None
@@ -218,7 +222,7 @@ class Wire:
         me, pieces, target = ranks.index(self.rank), _pieces(_flat(full), len(ranks)), _flat(out)
         pending = Pending(self, "reduce_scatter")
         key = _key(ranks, channel)
-        arrived = _rows(self._buffer("reduce_scatter", full, len(ranks)), len(ranks) - 1, target.numel())
+        arrived = _rows(self._buffer(pending, "reduce_scatter", full, len(ranks)), len(ranks) - 1, target.numel())
         for row, index in zip(arrived, _others(me, len(ranks)), strict=True):
             pending.post_recv(ranks[index], row, key)
         for index in _others(me, len(ranks)):
@@ -235,7 +239,7 @@ class Wire:
         pending = Pending(self, "all_reduce")
         if len(ranks) == 1:
             return pending
-        buffer = self._buffer("all_reduce", flat, len(ranks))
+        buffer = self._buffer(pending, "all_reduce", flat, len(ranks))
         if len(ranks) == _PAIR:
             peer = ranks[1 - me]
             pending.post_recv(peer, buffer, key)
@@ -291,10 +295,13 @@ class Wire:
         communicator for each.
         """
 
-    def _buffer(self, op: str, like: Tensor, num_ranks: int) -> Tensor:
+    @staticmethod
+    def _buffer(pending: Pending, op: str, like: Tensor, num_ranks: int) -> Tensor:
         element_bytes = like.element_size()
         num_bytes = wire_buffer_bytes(op, like.numel() * element_bytes, num_ranks, element_bytes)
-        return torch.empty(num_bytes // element_bytes, dtype=like.dtype, device=like.device)
+        buffer = torch.empty(num_bytes // element_bytes, dtype=like.dtype, device=like.device)
+        pending.held_bytes += buffer.untyped_storage().nbytes()
+        return buffer
 
     def _second_key(self, key: str) -> str:
         serial = self._num_second_rounds.get(key, 0)

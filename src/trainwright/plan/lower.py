@@ -30,7 +30,7 @@ from trainwright.spec.formats import bytes_of
 from trainwright.strategies.computes import backward_compute, forward_compute, unit_ref
 from trainwright.strategies.lifetimes import free_after_last_use
 from trainwright.strategies.setting import Setting, StageShape, WireBuffer
-from trainwright.strategies.zero import SHARDED_WEIGHTS
+from trainwright.strategies.zero import SHARDED_WEIGHTS, Zero
 
 STATES = {"adamw": ("moment1", "moment2"), "sgd": ("momentum",)}
 """Optimizer state of each parameter, by optimizer."""
@@ -62,6 +62,15 @@ def lower(plan: Plan, *, check: bool = True, wire_buffer: WireBuffer | None = No
     return program
 
 
+def lower_evaluation(plan: Plan) -> Program:
+    """The Program of forward passes alone, over as many microbatches as a step has: for a loss on text that is not trained on."""
+    lowering = Lowering(plan, wire_buffer_bytes)
+    program = lowering.program(lowering.evaluation_runs)
+    if problems := verify(program):
+        raise PlanError(problems)
+    return program
+
+
 def family_of(plan: Plan) -> Family:
     """The model's family as one rank of the plan sees it."""
     tensor = plan.parallel.tensor
@@ -83,12 +92,20 @@ class _Key:
     shape: StageShape | None = None
     first: bool = True
     last: bool = True
+    evaluate: bool = False
 
     def __str__(self) -> str:
         if self.shape is None:
             return self.kind
-        ends = ("/first" if self.first else "") + ("/last" if self.last else "")
+        ends = ("/first" if self.first else "") + ("/last" if self.last else "") + ("/evaluate" if self.evaluate else "")
         return f"{self.kind}{self.shape}{ends}"
+
+
+def _forgetful(action: Action) -> Action:
+    """A forward that keeps nothing for a backward."""
+    if isinstance(action, Compute) and action.function == "forward":
+        return replace(action, keeps=False, writes=tuple(one for one in action.writes if one.name != "saved"))
+    return action
 
 
 class Lowering:
@@ -210,6 +227,8 @@ class Lowering:
 
     def rewritten(self, key: _Key) -> tuple[Action, ...]:
         """A forward or backward template: all passes, then the lifetimes, which need both directions."""
+        if key.evaluate:
+            return free_after_last_use(self.passed(key), (), of="forward")
         other = _Key("backward" if key.kind == "forward" else "forward", key.shape)
         mine, theirs = self.passed(key), self.passed(other)
         forward, backward = (mine, theirs) if key.kind == "forward" else (theirs, mine)
@@ -225,7 +244,11 @@ class Lowering:
         """Each strategy's pass in turn."""
         setting = self.setting(key)
         actions: Iterable[Action] = self.base(setting)
+        if key.evaluate:
+            actions = (_forgetful(action) for action in actions)
         for strategy in self.passes:
+            if isinstance(strategy, Zero) and key.evaluate:
+                strategy = replace(strategy, reshard_after_forward=True)  # noqa: PLW2901  # nothing stays gathered for a backward
             actions = strategy.rewrite(actions, setting)
         return actions
 
@@ -438,10 +461,27 @@ class Lowering:
         if self.templates[name]:
             yield Run(name, slot.stage, slot.microbatch)
 
-    def program(self) -> Program:
-        """All of it."""
+    def evaluation_runs(self, position: int) -> Iterator[Run]:
+        """The forward passes of a position alone, for a loss that nobody learns from."""
+        slots = [slot for slot in self.slots(position) if isinstance(slot, Forward)]
+        stages = sorted({slot.stage for slot in slots})
+        head = "+head" if any(self.shape(stage).has_head for stage in stages) else ""
+        yield Run(self.template(_Key(f"begin{head}"), self.begin))
+        yield from self.post(slots[0])
+        for index, slot in enumerate(slots):
+            if index + 1 < len(slots):
+                yield from self.post(slots[index + 1])
+            yield Run(self.template(_Key("forward", self.shape(slot.stage), evaluate=True)), slot.stage, slot.microbatch)
+            if index:
+                yield from self.settle(slots[index - 1])
+        yield from self.settle(slots[-1])
+        yield Run(self.template(_Key("norm"), self.norm))
+        yield Run(self.template(_Key(f"end{head}"), self.end))
+
+    def program(self, runs: Callable[[int], Iterable[Run]] | None = None) -> Program:
+        """All of it; `runs` gives what a position does, by default a training step."""
         multiplicity = self.plan.num_devices // self.pipeline.size
-        roles = tuple(self.role(position, multiplicity) for position in range(self.pipeline.size))
+        roles = tuple(self.role(position, multiplicity, tuple((runs or self.runs)(position))) for position in range(self.pipeline.size))
         return Program(
             sizes=self.sizes,
             templates=self.templates,
@@ -450,8 +490,8 @@ class Lowering:
             buffers=self.buffers,
         )
 
-    def role(self, position: int, multiplicity: int) -> Role:
-        runs = tuple(self.runs(position))
+    def role(self, position: int, multiplicity: int, runs: tuple[Run, ...]) -> Role:
+        """A position with its persistent buffers."""
         stages = sorted({run.stage for run in runs if run.stage is not None})
         persistent = {
             (stage, unit_ref(unit, kind, block)): self.buffers[unit_ref(unit, kind, block).tensor].layout

@@ -20,11 +20,13 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from trainwright.ir.action import Action, Collective, Compute, Operand, wait_for
+from trainwright.ir.buffer import Buffer
 from trainwright.ir.layout import Group, Layout, Partial, Placement, Replicate, Shard
 from trainwright.ir.ref import Ref
 from trainwright.ir.site import Site
 from trainwright.spec.formats import bytes_of
 from trainwright.strategies.setting import Setting
+from trainwright.units import Bytes
 
 NAME: Final = "tensor"
 GROUP: Final = Group((NAME,))
@@ -148,7 +150,7 @@ class _Walk:
             before=Layout(((NAME, placement),)),
             after=Layout(((NAME, after),)) if isinstance(after, Shard) else Layout(),
             payload_bytes=full.num_bytes,
-            wire_buffer_bytes=setting.held(op, full.num_bytes, (NAME,), full.format),
+            wire_buffer_bytes=setting.held(op, full.num_bytes, (NAME,), full.format) + staged_bytes(op, full),
         )
         yield action
         yield wait_for(action)
@@ -195,6 +197,11 @@ class _Walk:
         )
         yield action
         yield wait_for(action)
+
+
+def staged_bytes(op: str, full: Buffer) -> Bytes:
+    """Pieces along the sequence are not contiguous when a microbatch has several sequences: then they pass through a copy."""
+    return full.num_bytes if op != "all_reduce" and full.shape[0] > 1 else 0
 
 
 def suffixed(ref: Ref, suffix: str) -> Ref:

@@ -346,7 +346,7 @@ class _Decoder:
                 work=Work((*up_forward.ops, act_forward, *down_forward.ops)),
             ),
             backward=Pass(
-                reads=(Argument("df") if self.drops else Argument("df", "dx", next_block=True),),
+                reads=(Argument("df") if self.drops else Argument("dx", next_block=True),),
                 writes=(Argument("dh2", layout=self.partial),),
                 work=Work((*down_backward.ops, act_backward, *up_backward.ops)),
                 temporary_bytes=self.N * (wide + self.ft) * self.e,
