@@ -238,7 +238,11 @@ class Executor:
         if microbatch not in self.microbatches:
             batch = self.batches.batch(self.step_number, self.place.replica, microbatch)
             if self.world.device != "cpu":
-                batch = Batch(tokens=batch.tokens.to(self.world.device), targets=batch.targets.to(self.world.device), first_sequence=batch.first_sequence)
+                batch = Batch(
+                    tokens=batch.tokens.to(self.world.device),
+                    targets=batch.targets.to(self.world.device),
+                    first_sequence=batch.first_sequence,
+                )
             self.microbatches[microbatch] = batch
         return self.microbatches[microbatch]
 

@@ -74,5 +74,3 @@ class Recorder:
             group=group,
             live_delta_bytes=delta_bytes,
         )
-
-

@@ -301,7 +301,9 @@ class _Rendezvous:
     def __init__(self, program: Program) -> None:
         self.program = program
         crossing = _crossing(program)
-        self.lanes = [_Lane(role.position, deque(_Step(one, run) for run in role.runs for one in crossing[run.template])) for role in program.roles]
+        self.lanes = [
+            _Lane(role.position, deque(_Step(one, run) for run in role.runs for one in crossing[run.template])) for role in program.roles
+        ]
         self.sent: dict[_Channel, int] = defaultdict(int)
         self.posted: dict[_Channel, int] = defaultdict(int)
         self.number: list[dict[tuple[object, ...], tuple[_Channel, int]]] = [{} for _ in self.lanes]

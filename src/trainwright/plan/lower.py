@@ -24,10 +24,11 @@ from trainwright.ir.work import Op, OpKind, Work
 from trainwright.plan.plan import Plan
 from trainwright.problems import PlanError
 from trainwright.schedules import SCHEDULES
-from trainwright.spec.families import decoder
+from trainwright.spec.families import FAMILIES
+from trainwright.spec.families.local import Local
 from trainwright.spec.families.segment import Family, Segment, Unit
 from trainwright.spec.formats import bytes_of
-from trainwright.strategies.computes import backward_compute, forward_compute, unit_ref
+from trainwright.strategies.computes import backward_compute, forgetful, forward_compute, unit_ref
 from trainwright.strategies.lifetimes import free_after_last_use
 from trainwright.strategies.setting import Setting, StageShape, WireBuffer
 from trainwright.strategies.zero import SHARDED_WEIGHTS, Zero
@@ -74,14 +75,16 @@ def lower_evaluation(plan: Plan) -> Program:
 def family_of(plan: Plan) -> Family:
     """The model's family as one rank of the plan sees it."""
     tensor = plan.parallel.tensor
-    local = decoder.Local(
+    family = FAMILIES.get(plan.model.family, path="model.family")
+    local = Local(
         num_sequences=plan.batch.microbatch_sequences,
         sequence_tokens=plan.batch.sequence_tokens,
         num_tensor=tensor.size,
         sequence=tensor.sequence and tensor.size > 1,
         compute=plan.precision.resolved(plan.cluster.stack).compute,
     )
-    return decoder.describe(plan.model, local)
+    described: Family = family.describe(plan.model, local)
+    return described
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,13 +102,6 @@ class _Key:
             return self.kind
         ends = ("/first" if self.first else "") + ("/last" if self.last else "") + ("/evaluate" if self.evaluate else "")
         return f"{self.kind}{self.shape}{ends}"
-
-
-def _forgetful(action: Action) -> Action:
-    """A forward that keeps nothing for a backward."""
-    if isinstance(action, Compute) and action.function == "forward":
-        return replace(action, keeps=False, writes=tuple(one for one in action.writes if one.name != "saved"))
-    return action
 
 
 class Lowering:
@@ -183,19 +179,13 @@ class Lowering:
 
     def units(self, shape: StageShape) -> Iterator[tuple[str, int | None]]:
         """The units that a stage holds: name, and block (relative) for those of blocks. A tied embedding stands at both ends."""
-        before = ("embed", *(("positions",) if "positions" in self.family.units else ()))
+        before, after = self.family.units_before, self.family.units_after
         if shape.has_embed:
             yield from ((name, None) for name in before)
         yield from (("block", block) for block in range(shape.num_blocks))
         if shape.has_head:
-            yield "head", None
-            if self.tied and not shape.has_embed:
-                yield "embed", None
-
-    @property
-    def tied(self) -> bool:
-        """The head uses the embedding's table."""
-        return self.plan.model.tied
+            yield from ((name, None) for name in after if name not in before)
+            yield from ((name, None) for name in after if name in before and not shape.has_embed)
 
     def setting(self, key: _Key) -> Setting:
         """What the passes are told about a template."""
@@ -245,7 +235,8 @@ class Lowering:
         setting = self.setting(key)
         actions: Iterable[Action] = self.base(setting)
         if key.evaluate:
-            actions = (_forgetful(action) for action in actions)
+            forward = [action for action in actions if isinstance(action, Compute)]
+            actions = (forgetful(action, setting) if action.function == "forward" else action for action in forward)
         for strategy in self.passes:
             if isinstance(strategy, Zero) and key.evaluate:
                 strategy = replace(strategy, reshard_after_forward=True)  # noqa: PLW2901  # nothing stays gathered for a backward

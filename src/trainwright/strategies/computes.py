@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from trainwright.ir.action import Compute, Operand
 from trainwright.ir.layout import Layout, Partial
 from trainwright.ir.ref import Ref
@@ -49,6 +51,13 @@ def backward_compute(segment: Segment, block: int | None, setting: Setting, *, f
         work=segment.backward.work,
         temporary_bytes=segment.backward.temporary_bytes,
     )
+
+
+def forgetful(action: Compute, setting: Setting) -> Compute:
+    """A forward that keeps nothing for backward: what it would have saved it holds only while it runs."""
+    dropped = sum(setting.buffers[one.ref.tensor].num_bytes for one in action.writes if one.name == "saved")
+    kept = tuple(one for one in action.writes if one.name != "saved")
+    return replace(action, keeps=False, writes=kept, temporary_bytes=action.temporary_bytes + dropped)
 
 
 def unit_ref(unit: str, kind: str, block: int | None) -> Ref:

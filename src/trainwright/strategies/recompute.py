@@ -14,7 +14,7 @@ from typing import Final
 
 from trainwright.ir.action import Action, Compute
 from trainwright.ir.site import Site
-from trainwright.strategies.computes import forward_compute
+from trainwright.strategies.computes import forgetful, forward_compute
 from trainwright.strategies.setting import Setting
 
 NAME: Final = "recompute"
@@ -42,15 +42,15 @@ class Recompute:
         """Forward keeps nothing where it will run again; backward runs it again just before the first reader of what it gives."""
         listed = list(actions)
         if setting.kind == "forward":
-            yield from (self._forgetful(action) for action in listed)
+            yield from (self._forgetful(action, setting) for action in listed)
         elif setting.kind == "backward":
             yield from self._backward(listed, setting)
         else:
             yield from listed
 
-    def _forgetful(self, action: Action) -> Action:
+    def _forgetful(self, action: Action, setting: Setting) -> Action:
         if isinstance(action, Compute) and action.site.segment and self.again(action.site.segment, action.site.block):
-            return replace(action, keeps=False, writes=tuple(one for one in action.writes if one.name != "saved"))
+            return forgetful(action, setting)
         return action
 
     def _backward(self, actions: list[Action], setting: Setting) -> Iterator[Action]:
@@ -75,7 +75,9 @@ class Recompute:
             if segment.name in names and (segment.saved or segment.keeps or self._feeds(segment.name, names, setting)):
                 action = forward_compute(segment, block, setting)
                 if segment.name == _last_needed(setting):
-                    action = replace(action, writes=tuple(one for one in action.writes if one.name == "saved"))
+                    dropped = sum(setting.full_buffer(one.ref.tensor).num_bytes for one in action.writes if one.name != "saved")
+                    saved = tuple(one for one in action.writes if one.name == "saved")
+                    action = replace(action, writes=saved, temporary_bytes=action.temporary_bytes + dropped)
                 yield replace(action, site=Site(block=block, segment=segment.name, phase="re"))
 
     @staticmethod

@@ -67,7 +67,7 @@ class Setting:
     @property
     def tied(self) -> bool:
         """The head uses the embedding's table."""
-        return self.family.segment("logits").unit == "embed"
+        return self.family.tied
 
     def num_gradient_elements(self, unit: Unit) -> int:
         """Elements of a unit's gradient buffer on one rank, padding included."""

@@ -15,40 +15,30 @@ Left out: dropout of attention weights.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import Final
 
 from trainwright.ir.buffer import Buffer
-from trainwright.ir.layout import REPLICATED, Layout, Partial, Placement, Replicate, Shard
+from trainwright.ir.layout import Partial, Replicate, Shard
 from trainwright.ir.work import Op, OpKind, Work
+from trainwright.spec.families.local import Local
 from trainwright.spec.families.segment import Argument, Family, Parameter, Pass, Segment, Unit
 from trainwright.spec.formats import bytes_of
 from trainwright.spec.model import Model
 from trainwright.units import Bytes
 
+NAME: Final = "decoder"
+
 SEQUENCE, FEATURE = 1, 2
+
+RANDOM_SLAB = 1 << 16
+"""Random numbers are made so many at a time (engine/random.py)."""
+
+CHUNK_ROWS = 256
+"""Rows of scores that the loss widens at a time (engine/segments/sums.py)."""
 
 STREAM = ("e", "x", "x2", "h1", "h2", "h", "a", "f", "de", "dx", "dm", "da", "df", "dh1", "dh2", "dh")
 """Activations of the width of the residual stream: cut along the sequence under sequence parallelism, whole or partial beside it."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Local:
-    """What one rank sees of a microbatch: its sequences and tokens, the tensor axis, and the format it computes in."""
-
-    num_sequences: int
-    sequence_tokens: int
-    num_tensor: int = 1
-    sequence: bool = False
-    compute: str = "bf16"
-
-    @property
-    def wide(self) -> str:
-        """The format of statistics and of the loss."""
-        return "fp64" if self.compute == "fp64" else "fp32"
-
-    def on_tensor(self, placement: Placement) -> Layout:
-        """A layout that differs from replicated on the tensor axis only; with one tensor rank it does not differ."""
-        return REPLICATED.on("tensor", placement) if self.num_tensor > 1 else REPLICATED
 
 
 def describe(model: Model, local: Local) -> Family:
@@ -83,6 +73,21 @@ class _Decoder:
         self.norm_stats = 2 if model.norm == "layernorm" else 1
         self.drops = model.dropout > 0
         self.enters = model.positions == "learned" or self.drops
+        self.narrow = local.compute == "bf16"
+        self.drop = self.drop_temporary() if self.drops else 0
+
+    def drop_temporary(self) -> Bytes:
+        """What dropout holds inside: a mask of one sequence, and the random words it is made from, slab by slab."""
+        return self.e * self.u * self.h + 32 * self.h * min(self.u, max(1, RANDOM_SLAB // self.h))
+
+    def narrow_product(self, num_elements: int) -> Bytes:
+        """A weight gradient formed in bf16 before it is added to fp32 ones."""
+        return self.e * num_elements if self.narrow else 0
+
+    def norm_temporary(self, *, backward: bool) -> Bytes:
+        """Norms of bf16 tensors are computed in fp32: the widened tensors."""
+        widened = 12 if backward else 4 * self.norm_stats
+        return widened * self.U * self.h if self.narrow else 0
 
     # --- parameters ------------------------------------------------------------------------------------------------------------
 
@@ -197,13 +202,21 @@ class _Decoder:
 
     def embed(self) -> Segment:
         result, gradient = ("e", "de" if self.drops else "dx") if self.enters else ("x", "dx")
-        rows = self.N * self.h
+        rows, cut = self.N * self.h, self.local.num_tensor > 1
         return Segment(
             name="embed",
             unit="embed",
             parameters=("embed.tokens",),
-            forward=Pass(writes=(Argument(result, layout=self.partial),), work=Work((self.touch("embed", 2 * rows),))),
-            backward=Pass(reads=(Argument(gradient),), work=Work((self.touch("embed", 3 * rows),))),
+            forward=Pass(
+                writes=(Argument(result, layout=self.partial),),
+                work=Work((self.touch("embed", 2 * rows),)),
+                temporary_bytes=10 * self.N if cut else 0,
+            ),
+            backward=Pass(
+                reads=(Argument(gradient),),
+                work=Work((self.touch("embed", 3 * rows),)),
+                temporary_bytes=(4 * rows if self.narrow else 0) + (self.e * rows if cut else 0),
+            ),
         )
 
     def enter(self) -> Segment:
@@ -222,6 +235,7 @@ class _Decoder:
                 reads=(Argument("dx", layout=self.stream),),
                 writes=(Argument("de", layout=self.stream),) if self.drops else (),
                 work=Work((self.touch("enter", 2 * size),)),
+                temporary_bytes=max(self.drop, self.e * self.u * self.h if learned else 0),
             ),
         )
 
@@ -240,6 +254,7 @@ class _Decoder:
                 reads=(Argument("dh1", layout=self.stream), Argument("dm", layout=self.stream)),
                 writes=(Argument("dx", layout=self.stream),),
                 work=Work((self.touch("norm1", 4 * size),)),
+                temporary_bytes=self.norm_temporary(backward=True),
             ),
             keeps=("x",),
             saved=True,
@@ -247,21 +262,29 @@ class _Decoder:
 
     def qkv_segment(self) -> Segment:
         forward, backward = self.linear("qkv", self.N, self.h, self.qkv)
-        turned = self.touch("rope", 2 * self.N * (self.Ht + self.Kt) * self.d) if self.model.positions == "rope" else None
-        rope = (turned,) if turned else ()
         names = ("q.weight", "k.weight", "v.weight", *(("q.bias", "k.bias", "v.bias") if self.model.bias else ()))
         return Segment(
             name="qkv",
             unit="block",
             parameters=names,
-            forward=Pass(reads=(Argument("h1"),), writes=(Argument("qkv", layout=self.feature),), work=Work((*forward.ops, *rope))),
+            forward=Pass(
+                reads=(Argument("h1"),),
+                writes=(Argument("qkv", layout=self.feature),),
+                work=Work((*forward.ops, *self.rope())),
+                temporary_bytes=self.e * self.N * (self.Ht + self.Kt) * self.d // 2 if self.rope() else 0,
+            ),
             backward=Pass(
                 reads=(Argument("dqkv", layout=self.feature),),
                 writes=(Argument("dh1", layout=self.partial),),
-                work=Work((*rope, *backward.ops)),
+                work=backward,
+                temporary_bytes=self.narrow_product(self.qkv * self.h),
             ),
             keeps=("h1",),
         )
+
+    def rope(self) -> tuple[Op, ...]:
+        """The rotation of queries and keys; backward turns back in `core`."""
+        return (self.touch("rope", 2 * self.N * (self.Ht + self.Kt) * self.d),) if self.model.positions == "rope" else ()
 
     def core(self) -> Segment:
         """FLOPs count the causal half: 2 products forward, 5 backward (scores again, then dV, dP, dQ, dK)."""
@@ -290,7 +313,8 @@ class _Decoder:
             backward=Pass(
                 reads=(Argument("dc", layout=self.feature),),
                 writes=(Argument("dqkv", layout=self.feature),),
-                work=Work((op(OpKind.ATTENTION_BACKWARD, 5, 2 * forward_bytes),)),
+                work=Work((op(OpKind.ATTENTION_BACKWARD, 5, 2 * forward_bytes), *self.rope())),
+                temporary_bytes=self.e * self.N * self.qkv,
             ),
             keeps=("qkv", "c"),
             saved=True,
@@ -303,7 +327,12 @@ class _Decoder:
             unit="block",
             parameters=("out.weight",),
             forward=Pass(reads=(Argument("c", layout=self.feature),), writes=(Argument("a", layout=self.partial),), work=forward),
-            backward=Pass(reads=(Argument("da" if self.drops else "dm"),), writes=(Argument("dc", layout=self.feature),), work=backward),
+            backward=Pass(
+                reads=(Argument("da" if self.drops else "dm"),),
+                writes=(Argument("dc", layout=self.feature),),
+                work=backward,
+                temporary_bytes=self.narrow_product(self.h * self.Ht * self.d),
+            ),
             keeps=("c",),
         )
 
@@ -318,11 +347,13 @@ class _Decoder:
                 reads=(Argument("x", layout=self.stream), Argument("a", layout=self.stream)),
                 writes=(Argument("x2", layout=self.stream), Argument("h2", layout=self.stream)),
                 work=Work((self.touch("norm2", 5 * size),)),
+                temporary_bytes=max(self.norm_temporary(backward=False), self.drop),
             ),
             backward=Pass(
                 reads=(Argument("dh2", layout=self.stream), Argument("dx", layout=self.stream, next_block=True)),
                 writes=grads,
                 work=Work((self.touch("norm2", (4 + self.drops) * size),)),
+                temporary_bytes=max(self.norm_temporary(backward=True), self.drop),
             ),
             keeps=("x2",),
             saved=True,
@@ -349,11 +380,15 @@ class _Decoder:
                 reads=(Argument("df") if self.drops else Argument("dx", next_block=True),),
                 writes=(Argument("dh2", layout=self.partial),),
                 work=Work((*down_backward.ops, act_backward, *up_backward.ops)),
-                temporary_bytes=self.N * (wide + self.ft) * self.e,
+                temporary_bytes=max(self.e * self.N * self.ft * (3 if self.model.gated else 1), self.narrow_feed(wide)),
             ),
             keeps=("h2",),
             saved=True,
         )
+
+    def narrow_feed(self, wide: int) -> Bytes:
+        """The gradient of the inner activation together with the product of its weights, in bf16."""
+        return self.e * wide * (self.N + self.h) if self.narrow else 0
 
     def add(self) -> Segment:
         size = self.U * self.h
@@ -366,11 +401,13 @@ class _Decoder:
                 reads=(Argument("x2", layout=self.stream), Argument("f", layout=self.stream)),
                 writes=(Argument("x", layout=self.stream, next_block=True),),
                 work=Work((self.touch("add", 3 * size),)),
+                temporary_bytes=self.drop,
             ),
             backward=Pass(
                 reads=(Argument("dx", layout=self.stream, next_block=True),),
                 writes=(Argument("df", layout=self.stream),) if self.drops else (),
                 work=Work((self.touch("add", (2 if self.drops else 1) * size),)),
+                temporary_bytes=self.drop,
             )
             if learns or self.drops
             else None,
@@ -403,7 +440,12 @@ class _Decoder:
             unit="embed" if self.model.tied else "head",
             parameters=("embed.tokens",) if self.model.tied else ("head.weight",),
             forward=Pass(reads=(Argument("h"),), writes=(Argument("z", layout=self.feature),), work=forward),
-            backward=Pass(reads=(Argument("dz", layout=self.feature),), writes=(Argument("dh", layout=self.partial),), work=backward),
+            backward=Pass(
+                reads=(Argument("dz", layout=self.feature),),
+                writes=(Argument("dh", layout=self.partial),),
+                work=backward,
+                temporary_bytes=self.narrow_product(self.Vt * self.h),
+            ),
             keeps=("h",),
         )
 
@@ -416,17 +458,20 @@ class _Decoder:
 
     def sums(self) -> Segment:
         logits = self.N * self.Vt
+        chunk = self.w * min(self.N, CHUNK_ROWS) * self.Vt
         return Segment(
             name="sums",
             forward=Pass(
                 reads=(Argument("z", layout=self.feature), Argument("m")),
                 writes=(Argument("r", layout=self.partial),),
                 work=Work((self.touch("sums", logits * (self.e + self.w), element_bytes=1),)),
+                temporary_bytes=chunk + 9 * self.N,
             ),
             backward=Pass(
                 reads=(Argument("dr"),),
                 writes=(Argument("dz", layout=self.feature),),
                 work=Work((self.touch("sums", logits * (2 * self.e + 2 * self.w), element_bytes=1),)),
+                temporary_bytes=max((10 + self.w) * self.N, chunk + 9 * self.N if self.narrow else 0),
             ),
             keeps=("z", "m"),
         )
@@ -435,7 +480,12 @@ class _Decoder:
         work = Work((self.touch("loss", 3 * self.N, element_bytes=self.w),))
         return Segment(
             name="loss",
-            forward=Pass(reads=(Argument("r"), Argument("m"), Argument("valid")), writes=(Argument("loss"),), work=work),
-            backward=Pass(reads=(Argument("valid"),), writes=(Argument("dr"),), work=work),
+            forward=Pass(
+                reads=(Argument("r"), Argument("m"), Argument("valid")),
+                writes=(Argument("loss"),),
+                work=work,
+                temporary_bytes=(self.w + 1) * self.N,
+            ),
+            backward=Pass(reads=(Argument("valid"),), writes=(Argument("dr"),), work=work, temporary_bytes=self.N),
             keeps=("r",),
         )

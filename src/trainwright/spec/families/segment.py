@@ -150,6 +150,21 @@ class Family:
     activations: Mapping[str, Buffer]
     stream: frozenset[str] = frozenset()
 
+    @property
+    def units_before(self) -> tuple[str, ...]:
+        """Units of the segments before the blocks, in order."""
+        return tuple(dict.fromkeys(one.unit for one in self.before if one.unit))
+
+    @property
+    def units_after(self) -> tuple[str, ...]:
+        """Units of the segments after the blocks, in order."""
+        return tuple(dict.fromkeys(one.unit for one in self.after if one.unit))
+
+    @property
+    def tied(self) -> bool:
+        """The head uses the embedding's table."""
+        return "embed" in self.units_after
+
     def segment(self, name: str) -> Segment:
         """A segment by name."""
         return next(one for one in (*self.before, *self.block, *self.after) if one.name == name)
