@@ -9,8 +9,8 @@ import pytest
 from architecture.source import PACKAGE
 from trainwright.registry import Registry, file_stem
 
-FOLDERS = ("strategies", "schedules", "collectives", "lessons", "engine/segments")
-FIRST = {"strategies": "zero", "schedules": "1f1b", "collectives": "ring", "lessons": "pipeline", "engine/segments": "qkv"}
+FOLDERS = ("strategies", "schedules", "collectives", "lessons", "engine/segments", "spec/families")
+FIRST = {"strategies": "zero", "schedules": "1f1b", "collectives": "ring", "lessons": "pipeline", "engine/segments": "qkv", "spec/families": "decoder"}
 
 
 def registry(folder: str) -> Registry:

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 from trainwright.ir.figure import Figure
 from trainwright.lessons.page import Input, Labelled, Page, Step, Table, Text
 from trainwright.problems import Problem, raise_all
-from trainwright.spec.families.decoder import Local, describe
+from trainwright.spec.families.decoder import describe
+from trainwright.spec.families.local import Local
 from trainwright.spec.formats import bytes_of
 from trainwright.spec.model import Model
 from trainwright.units import Bytes, show_bytes

@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainwright.spec import catalog
-from trainwright.spec.families.decoder import Local, describe
+from trainwright.spec.families.decoder import describe
+from trainwright.spec.families.local import Local
 from trainwright.spec.model import Model, num_parameters
 
 GOLDEN = tomllib.loads((Path(__file__).parents[2] / "golden" / "parameter_counts.toml").read_text())["model"]
