@@ -17,6 +17,7 @@ from torch import Tensor
 
 from trainwright.engine.data import Batch, Batches
 from trainwright.engine.formats import DTYPES
+from trainwright.engine.meter import TemporaryMeter
 from trainwright.engine.optimizer import Shard, clip_scale, decay_ranges, update_rule
 from trainwright.engine.place import Place
 from trainwright.engine.record import Recorder
@@ -92,6 +93,8 @@ class Executor:
         self.step_number = 0
         self.num_steps = 1
         self.observe: Callable[[Executor], None] | None = None
+        self.metering = False
+        self.temporary_bytes = 0
 
     # --- a step ----------------------------------------------------------------------------------------------------------------
 
@@ -104,10 +107,11 @@ class Executor:
         for action in self.actions:
             if isinstance(action, Free) and SCALARS in action.buffers:
                 result = self.result()
+            self.temporary_bytes = 0
             started_s = time.perf_counter()
             sent_bytes = self.perform(action)
             self.store.mark()
-            self.recorder.saw(action, started_s, time.perf_counter(), sent_bytes, self.store.live_bytes)
+            self.recorder.saw(action, started_s, time.perf_counter(), sent_bytes, self.store.live_bytes, self.temporary_bytes)
         assert result is not None
         assert not self.started, f"nobody waited for {list(self.started)}"
         return result
@@ -200,13 +204,33 @@ class Executor:
                 inputs |= {f"saved.{name}": tensor for name, tensor in self.store.several(operand.ref).items()}
             else:
                 inputs[operand.name] = self.store.tensor(operand.ref)
-        outputs = part.forward(call, inputs) if action.function == "forward" else part.backward(call, inputs)
+        run = part.forward if action.function == "forward" else part.backward
+        outputs = self.metered(run, call, inputs) if self.metering else run(call, inputs)
         for operand in action.writes:
             if operand.name == "saved":
                 saved = {name.removeprefix("saved."): one for name, one in outputs.items() if name.startswith("saved.")}
                 self.store.put(operand.ref, saved)
             else:
                 self.store.put(operand.ref, outputs[operand.name])
+
+    def metered(
+        self, run: Callable[[Call, Mapping[str, Tensor]], dict[str, Tensor]], call: Call, inputs: Mapping[str, Tensor]
+    ) -> dict[str, Tensor]:
+        """Run a function and note what it holds inside."""
+        known = [held for ref in self.store if isinstance(held := self.store.held(ref), Tensor) and held.is_floating_point()]
+        if self.plan.model.positions == "rope" and known:
+            self.segment_tables.rope(self.plan.model, self.plan.batch.sequence_tokens, known[0])
+        batch = [tensor for tensor in (call.tokens, call.targets) if tensor is not None]
+        meter = TemporaryMeter([*known, *inputs.values(), *batch, *self.segment_tables.tensors()])
+        with meter:
+            outputs = run(call, inputs)
+        self.temporary_bytes = meter.peak_bytes(outputs[name] for name in self.wanted(outputs, call))
+        return outputs
+
+    @staticmethod
+    def wanted(outputs: Mapping[str, Tensor], call: Call) -> list[str]:
+        """The outputs that go into the store."""
+        return [name for name in outputs if call.keep_saved or not name.startswith("saved.")]
 
     def call(self, action: Compute) -> Call:
         """All that a segment may look at."""

@@ -19,6 +19,7 @@ class _Seen:
     end_s: Seconds
     sent_bytes: Bytes
     live_bytes: Bytes
+    temporary_bytes: Bytes
 
 
 @dataclass(slots=True)
@@ -30,10 +31,12 @@ class Recorder:
     on: bool = True
     seen: list[_Seen] = field(default_factory=list)
 
-    def saw(self, action: Action, start_s: Seconds, end_s: Seconds, sent_bytes: Bytes, live_bytes: Bytes) -> None:
+    def saw(
+        self, action: Action, start_s: Seconds, end_s: Seconds, sent_bytes: Bytes, live_bytes: Bytes, temporary_bytes: Bytes = 0
+    ) -> None:
         """Note an action that has just ended."""
         if self.on:
-            self.seen.append(_Seen(action, start_s, end_s, sent_bytes, live_bytes))
+            self.seen.append(_Seen(action, start_s, end_s, sent_bytes, live_bytes, temporary_bytes))
 
     def take(self, step: int, live_before_bytes: Bytes) -> tuple[Event, ...]:
         """The events since the last call.
@@ -73,4 +76,5 @@ class Recorder:
             payload_bytes=payload,
             group=group,
             live_delta_bytes=delta_bytes,
+            temporary_bytes=one.temporary_bytes,
         )

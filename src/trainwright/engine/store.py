@@ -34,6 +34,10 @@ class Store:
         """The live buffers."""
         return iter(self._held)
 
+    def held(self, ref: Ref) -> Held:
+        """What the buffer holds."""
+        return self._held[ref]
+
     def tensor(self, ref: Ref) -> Tensor:
         """A buffer that is one tensor."""
         held = self._held[ref]

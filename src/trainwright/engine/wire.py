@@ -108,6 +108,7 @@ class Pending:
         """Post one send of this operation. The one place where bytes are counted."""
         if tensor.numel():
             self.sent_bytes += tensor.numel() * tensor.element_size()
+            self._wire.num_messages += 1
             self._handles.append(self._wire.transport.post_send(peer_rank, tensor, channel))
 
     def post_recv(self, peer_rank: int, tensor: Tensor, channel: str) -> None:
@@ -180,6 +181,7 @@ class Wire:
         self.transport = transport
         self.timeout_s = timeout_s
         self.unfinished: list[Pending] = []
+        self.num_messages = 0
         self._num_second_rounds: dict[str, int] = {}
 
     @property

@@ -29,6 +29,10 @@ class Tables:
             self._rope[key] = tables
         return tables
 
+    def tensors(self) -> list[Tensor]:
+        """The tables made so far."""
+        return [table for pair in self._rope.values() for table in pair]
+
     @property
     def num_bytes(self) -> int:
         """Bytes of the tables made so far."""

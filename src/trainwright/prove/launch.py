@@ -1,0 +1,131 @@
+"""Run a small plan on local ranks, threads of this process or processes of their own, and bring home what they saw."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from trainwright.engine.data import Batches
+from trainwright.engine.execute import Executor, StepResult
+from trainwright.engine.place import Place
+from trainwright.engine.record import Recorder
+from trainwright.engine.state import flat_pieces, initial_store
+from trainwright.engine.world import World, read_wchar, run_processes, run_threads
+from trainwright.ir.event import Event
+from trainwright.ir.program import Program
+from trainwright.ir.ref import Ref
+from trainwright.plan.plan import Plan
+
+Pieces = dict[Ref, Tensor]
+MakeExecutor = Callable[[Plan, Program, World, Batches, "object", Recorder], Executor]
+
+HEADER_ROUNDS = 64
+"""Messages that the header of one message is measured with."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankReport:
+    """What one rank saw: per step its results and gradients, the events and live bytes of the first step, its weights before and after.
+
+    `os_bytes` is what the operating system counted as written during the first step (None if it cannot be read or the rank is a thread),
+    `header_bytes` what a message costs beyond its content.
+    """
+
+    rank: int
+    results: tuple[StepResult, ...]
+    gradients: tuple[Pieces, ...]
+    before: Pieces
+    after: Pieces
+    events: tuple[Event, ...]
+    persistent_bytes: int
+    peak_bytes: int
+    num_messages: int
+    os_bytes: int | None = None
+    header_bytes: float = 0.0
+
+
+def launch(
+    plan: Plan,
+    program: Program,
+    batches: Batches,
+    *,
+    num_steps: int,
+    processes: bool,
+    make_executor: Callable[..., Executor] = Executor,
+) -> list[RankReport]:
+    """All ranks' reports. Raises engine.world.RankFailed if a rank fails."""
+
+    def body(world: World) -> RankReport:
+        return _rank(plan, program, batches, world, num_steps, make_executor)
+
+    run = run_processes if processes else run_threads
+    return run(body, plan.num_devices)
+
+
+def _rank(
+    plan: Plan, program: Program, batches: Batches, world: World, num_steps: int, make_executor: Callable[..., Executor]
+) -> RankReport:
+    store = initial_store(plan, program, world.rank)
+    recorder = Recorder(world.rank, Place(plan, world.rank).coordinate("pipeline"))
+    executor = make_executor(plan, program, world, batches, store, recorder)
+    persistent_bytes = store.live_bytes
+    before = copied(dict(flat_pieces(store, "weights")))
+    header = header_bytes(world) if world.is_process and world.size > 1 else 0.0
+    results: list[StepResult] = []
+    gradients: list[Pieces] = []
+    events: tuple[Event, ...] = ()
+    peak_bytes, os_bytes, num_messages = 0, None, 0
+    for step in range(num_steps):
+        seen: Pieces = {}
+        executor.metering = step == 0
+        started, sent_before = read_wchar() if world.is_process else None, world.wire.num_messages
+        results.append(
+            executor.step(step, num_steps, lambda one, seen=seen: seen.update(copied(dict(flat_pieces(one.store, "gradients")))))
+        )
+        if step == 0:
+            ended = read_wchar() if world.is_process else None
+            os_bytes = ended - started if started is not None and ended is not None else None
+            num_messages = world.wire.num_messages - sent_before
+            peak_bytes = store.peak_bytes
+            events = recorder.take(0, persistent_bytes)
+            recorder.on = False
+        gradients.append(seen)
+    return RankReport(
+        rank=world.rank,
+        results=tuple(results),
+        gradients=tuple(gradients),
+        before=before,
+        after=copied(dict(flat_pieces(store, "weights"))),
+        events=events,
+        persistent_bytes=persistent_bytes,
+        peak_bytes=peak_bytes,
+        num_messages=num_messages,
+        os_bytes=os_bytes,
+        header_bytes=header,
+    )
+
+
+def copied(pieces: Mapping[Ref, Tensor]) -> Pieces:
+    """Copies, so that later steps do not change them."""
+    return {ref: tensor.detach().clone() for ref, tensor in pieces.items()}
+
+
+def header_bytes(world: World) -> float:
+    """Bytes that a message costs beyond its content, both ends together: this rank's share of a ring of small messages."""
+    content = torch.zeros(1, dtype=torch.float64)
+    arrived = torch.empty(1, dtype=torch.float64)
+    world.barrier()
+    started = read_wchar()
+    for _ in range(HEADER_ROUNDS):
+        recv = world.wire.start_recv(arrived, (world.rank - 1) % world.size, "header")
+        send = world.wire.start_send(content, (world.rank + 1) % world.size, "header")
+        recv.wait()
+        send.wait()
+    ended = read_wchar()
+    world.barrier()
+    if started is None or ended is None:
+        return 0.0
+    return (ended - started) / HEADER_ROUNDS - content.numel() * content.element_size()
