@@ -26,7 +26,6 @@ from numpy.typing import NDArray
 from trainwright.ir.action import Action, Alloc, Collective, Compute, Free, Move, Recv, Wait
 from trainwright.ir.buffer import PARTS
 from trainwright.ir.program import Program
-from trainwright.ir.ref import Ref
 from trainwright.ir.site import Site
 from trainwright.units import GIB, MIB, Bytes
 
@@ -54,8 +53,8 @@ those predicted from 0.88 to 1.05 of the capacity did either.
 Bytewise = NDArray[np.int64]
 
 
-def changes(program: Program, action: Action) -> Iterator[tuple[str, int]]:
-    """What an action brings to life (+1) and ends (-1), by the kind of buffer. Wire buffers are not among them: see `live_changes`."""
+def changes(action: Action) -> Iterator[tuple[str, int]]:
+    """What an action brings to life (+1) and ends (-1), by the kind of buffer. The wire's own are not among them."""
     match action:
         case Compute(writes=writes, accumulates=accumulates, fresh=fresh):
             yield from ((one.ref.tensor, 1) for one in writes)
@@ -99,7 +98,7 @@ def live_deltas(program: Program, actions: Sequence[Action]) -> list[Bytes]:
     on_the_wire = held_on_the_wire(actions)
     sizes = program.buffers
     return [
-        held + sum(sign * sizes[tensor].num_bytes for tensor, sign in changes(program, action))
+        held + sum(sign * sizes[tensor].num_bytes for tensor, sign in changes(action))
         for action, held in zip(actions, on_the_wire, strict=True)
     ]
 
@@ -118,7 +117,7 @@ class Course:
         part_of = {name: (PARTS.index(buffer.part), buffer.num_bytes) for name, buffer in program.buffers.items()}
         for index, (action, held) in enumerate(zip(actions, held_on_the_wire(actions), strict=True)):
             delta[index, WIRE] = held
-            for tensor, sign in changes(program, action):
+            for tensor, sign in changes(action):
                 part, num_bytes = part_of[tensor]
                 delta[index, part] += sign * num_bytes
         return cls(np.cumsum(delta, axis=0), np.array([temporary_of(action) for action in actions], dtype=np.int64))
@@ -230,22 +229,28 @@ class Memory:
         return np.concatenate([entered[number] + self.courses[run.template].after for number, run in enumerate(runs)])
 
     def at_peak(self, position: int) -> Counter[str]:
-        """How many buffers of each kind are live at the instant of a role's peak. What is not a buffer (inside an action, on the wire) is left out."""
+        """How many buffers of each kind are live at a role's peak. What is no buffer (inside an action, on the wire) is left out."""
         mine = self.roles[position]
-        counts: Counter[str] = Counter(ref.tensor for _, ref in self.program.roles[position].persistent)
-        whole = {name: self._counted(actions) for name, actions in self.program.templates.items()}
         runs = self.program.roles[position].runs
-        for run in runs[: mine.peak_run]:
-            counts.update(whole[run.template])
-        counts.update(self._counted(self.program.templates[runs[mine.peak_run].template][: mine.peak_action + 1]))
-        return counts
-
-    def _counted(self, actions: Sequence[Action]) -> Counter[str]:
-        counts: Counter[str] = Counter()
-        for action in actions:
-            for tensor, sign in changes(self.program, action):
+        counts: Counter[str] = Counter(ref.tensor for _, ref in self.program.roles[position].persistent)
+        for name, times in Counter(run.template for run in runs[: mine.peak_run]).items():
+            for tensor, change in self.counted[name].items():
+                counts[tensor] += change * times
+        for action in self.program.templates[runs[mine.peak_run].template][: mine.peak_action + 1]:
+            for tensor, sign in changes(action):
                 counts[tensor] += sign
         return counts
+
+    @cached_property
+    def counted(self) -> dict[str, Counter[str]]:
+        """By how many a run of each template changes the number of live buffers of each kind."""
+        found: dict[str, Counter[str]] = {}
+        for name, actions in self.program.templates.items():
+            found[name] = Counter()
+            for action in actions:
+                for tensor, sign in changes(action):
+                    found[name][tensor] += sign
+        return found
 
     # --- against the device --------------------------------------------------------------------------------------------------------
 

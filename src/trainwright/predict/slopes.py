@@ -13,11 +13,12 @@ Glossary
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import Final, Generic, TypeAlias, TypeVar
 
-from trainwright.ir.action import WAITED_KIND, Action, Collective, Recv, Send, Wait
+from trainwright.ir.action import WAITED_KIND, Action, Collective, Compute, Recv, Send, Wait
 from trainwright.ir.site import Site
 from trainwright.units import Seconds
 
@@ -31,13 +32,19 @@ Exchange: TypeAlias = tuple[Site, str]
 """Site and waited kind ("collective", "send", "recv") of an exchange: how a Wait names it."""
 
 
+M = TypeVar("M")
+
+
 @dataclass(frozen=True, slots=True)
-class Port:
-    """A moment of a run that others hear of. `kind` is "send", "recv", "join" (a collective of several roles) or "done" (one to be waited for later)."""
+class Port(Generic[M]):
+    """A moment of a run that others hear of.
+
+    `kind` is "send", "recv", "join" (a collective of several roles) or "done" (an exchange to be waited for by a later run).
+    """
 
     kind: str
     action: Collective | Send | Recv
-    moment: Moment
+    moment: M
 
     @property
     def exchange(self) -> Exchange:
@@ -49,15 +56,15 @@ class Port:
 class Slopes:
     """A solved template.
 
-    `lanes` are the lanes of its inputs, the clock first; after them come `awaited`, the exchanges that it waits for and that need another role or an
-    earlier run. `leaves` has the moment at which each of `lanes` is free at the end. `starts` and `ends` have one moment an action; those of
-    Sends, Recvs and collectives of several roles are the moments of issue, for when they take place lies beyond the template.
+    `lanes` are the lanes of its inputs, the clock first; after them come `awaited`, the exchanges that it waits for and that need another
+    role or an earlier run. `leaves` has the moment at which each of `lanes` is free at the end. `starts` and `ends` have one moment an
+    action; those of Sends, Recvs and collectives of several roles are the moments of issue, for when they take place lies beyond the template.
     """
 
     lanes: tuple[str, ...]
     awaited: tuple[Exchange, ...]
     leaves: tuple[Moment, ...]
-    ports: tuple[Port, ...]
+    ports: tuple[Port[Moment], ...]
     starts: tuple[Moment, ...]
     ends: tuple[Moment, ...]
 
@@ -99,42 +106,49 @@ def awaited_exchanges(actions: Sequence[Action]) -> Iterator[Exchange]:
                 yield exchange
 
 
-def solve(actions: Sequence[Action], durations: Sequence[Seconds]) -> Slopes:
-    """Work out a template's constants."""
-    return _Walk(actions).over(durations)
+class Walk(ABC, Generic[M]):
+    """A template played from its first action to its last, in any algebra that knows `after` and `latest`.
 
+    `unit(place, number)` is the moment of input `place` of `number`. Afterwards `starts`, `ends`, `leaves` and `ports` have the moments.
+    """
 
-class _Walk:
-    def __init__(self, actions: Sequence[Action]) -> None:
+    def __init__(self, actions: Sequence[Action], unit: Callable[[int, int], M]) -> None:
         self.actions = actions
         used = dict.fromkeys(lane_of(one) for one in actions if isinstance(one, Collective) and not crosses_roles(one))
         self.lanes = (CLOCK, *used)
         self.awaited = tuple(dict.fromkeys(awaited_exchanges(actions)))
-        names = (*self.lanes, *self.awaited)
-        units: list[Moment] = [(tuple(0.0 if other == mine else NEVER for other in range(len(names))), 0.0) for mine in range(len(names))]
-        self.clock = units[0]
-        self.free = dict(zip(self.lanes, units, strict=False))
-        self.done = dict(zip(self.awaited, units[len(self.lanes) :], strict=True))
-        self.own: dict[Exchange, tuple[Collective, Moment]] = {}
-        self.ports: list[Port] = []
+        number = len(self.lanes) + len(self.awaited)
+        inputs = [unit(place, number) for place in range(number)]
+        self.clock = inputs[0]
+        self.free = dict(zip(self.lanes, inputs, strict=False))
+        self.done = dict(zip(self.awaited, inputs[len(self.lanes) :], strict=True))
+        self.own: dict[Exchange, tuple[Collective, M]] = {}
+        self.ports: list[Port[M]] = []
+        self.starts: list[M] = []
+        self.ends: list[M] = []
 
-    def over(self, durations: Sequence[Seconds]) -> Slopes:
-        starts, ends = [], []
+    @abstractmethod
+    def after(self, moment: M, duration_s: Seconds, action: Action) -> M:
+        """The moment at which an action that begins at `moment` is over."""
+
+    @abstractmethod
+    def latest(self, one: M, other: M) -> M:
+        """The later of two moments."""
+
+    def play(self, durations: Sequence[Seconds]) -> None:
+        """Perform every action."""
         for action, duration_s in zip(self.actions, durations, strict=True):
             start, end = self.step(action, duration_s)
-            starts.append(start)
-            ends.append(end)
+            self.starts.append(start)
+            self.ends.append(end)
         self.ports += [Port("done", action, moment) for action, moment in self.own.values()]
-        return Slopes(
-            lanes=self.lanes,
-            awaited=self.awaited,
-            leaves=(self.clock, *(self.free[lane] for lane in self.lanes[1:])),
-            ports=tuple(self.ports),
-            starts=tuple(starts),
-            ends=tuple(ends),
-        )
 
-    def step(self, action: Action, duration_s: Seconds) -> tuple[Moment, Moment]:
+    @property
+    def leaves(self) -> tuple[M, ...]:
+        """When each of `lanes` is free."""
+        return (self.clock, *(self.free[lane] for lane in self.lanes[1:]))
+
+    def step(self, action: Action, duration_s: Seconds) -> tuple[M, M]:
         """Start and end of an action; the clock and the lanes move on."""
         start = self.clock
         match action:
@@ -144,33 +158,70 @@ class _Walk:
                 self.ports.append(Port("join", action, start))
             case Collective():
                 lane = lane_of(action)
-                start = latest(start, self.free[lane])
-                end = after(start, duration_s)
+                start = self.latest(start, self.free[lane])
+                end = self.after(start, duration_s, action)
                 self.free[lane] = end
                 self.own[action.site, "collective"] = (action, end)
                 return start, end
             case Wait(site=site, kind=kind):
                 own = self.own.pop((site, kind), None)
-                self.clock = after(latest(start, own[1] if own else self.done[site, kind]), duration_s)
+                self.clock = self.after(self.latest(start, own[1] if own else self.done[site, kind]), duration_s, action)
             case _:
-                self.clock = after(start, duration_s)
+                self.clock = self.after(start, duration_s, action)
         return start, self.clock
 
 
-def after(moment: Moment, duration_s: Seconds) -> Moment:
-    """The moment so much later."""
-    return (moment[0], moment[1] + duration_s)
+class _Solver(Walk[Moment]):
+    """The algebra of rows and offsets."""
+
+    def after(self, moment: Moment, duration_s: Seconds, action: Action) -> Moment:
+        del action
+        return (moment[0], moment[1] + duration_s)
+
+    def latest(self, one: Moment, other: Moment) -> Moment:
+        (row, offset), (other_row, other_offset) = one, other
+        if row is other_row:
+            return one if offset >= other_offset else other
+        return (tuple([max(a + offset, b + other_offset) for a, b in zip(row, other_row, strict=True)]), 0.0)
 
 
-def latest(one: Moment, other: Moment) -> Moment:
-    """The later of two moments, whatever the inputs."""
-    (row, offset), (other_row, other_offset) = one, other
-    if row is other_row:
-        return one if offset >= other_offset else other
-    return (tuple([max(a + offset, b + other_offset) for a, b in zip(row, other_row, strict=True)]), 0.0)
+def solve(actions: Sequence[Action], durations: Sequence[Seconds]) -> Slopes:
+    """Work out a template's constants."""
+    walk = _Solver(actions, lambda place, number: (tuple(0.0 if other == place else NEVER for other in range(number)), 0.0))
+    walk.play(durations)
+    return Slopes(
+        lanes=walk.lanes,
+        awaited=walk.awaited,
+        leaves=walk.leaves,
+        ports=tuple(walk.ports),
+        starts=tuple(walk.starts),
+        ends=tuple(walk.ends),
+    )
 
 
 def row_of(moment: Moment) -> Row:
     """The constants of a moment, offset included."""
     row, offset = moment
     return tuple([constant + offset for constant in row]) if offset else row
+
+
+WORDS: Final = {"fwd": "forward", "re": "recompute", "bwd": "backward", "upd": "update"}
+
+
+def label(action: Action) -> str:
+    """The class of an action in reports: what is done in which segment, or which exchange over which axes.
+
+    A Wait's own time is "contention": what traffic beside compute costs.
+    """
+    match action:
+        case Compute(site=site, function=function):
+            phase = WORDS.get(site.phase or "", site.phase or "")
+            return " ".join(filter(None, (phase, function if function not in {"forward", "backward"} else "", site.segment)))
+        case Collective(op=op, group=group):
+            return f"{op} {group}"
+        case Send() | Recv():
+            return "send pipeline"
+        case Wait():
+            return "contention"
+        case _:
+            return type(action).__name__.lower()
