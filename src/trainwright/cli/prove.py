@@ -11,6 +11,8 @@ from trainwright.plan.load import load
 from trainwright.units import show_bytes, show_wire
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from trainwright.prove.prove import Proof
 
 HELP = "prove a plan on local ranks in float64 against the unsharded reference; wire and memory reconciled"
@@ -43,33 +45,45 @@ def run(args: argparse.Namespace) -> int:
 
 def text(proof: Proof) -> str:
     """The proof as a person reads it."""
-    wire, memory = proof.wire, proof.memory
-    sizes = " x ".join(f"{axis} {size}" for axis, size in proof.plan.parallel.sizes.items() if size > 1) or "1 rank"
+    rows = [("shrunk", ", ".join(map(str, proof.changes)) or "nothing"), *_rows(proof)]
+    sizes = " x ".join(f"{axis} {size}" for axis, size in proof.plan.parallel.sizes.items() if size > 1) or "one rank"
     where = "processes over gloo" if proof.processes else "threads"
-    lines = [
-        f"{'proved' if proof.equal else 'NOT proved'}: {sizes} on {proof.plan.num_devices} {where}, {proof.dtype}",
-        f"  shrunk      {', '.join(map(str, proof.changes)) or 'nothing'}",
-        f"  values      worst relative error {proof.worst_relative_error:.2g} over loss, gradient norm and {proof.gradients.num_tensors_compared} gradients "
-        f"(allowed {proof.tolerance.gradients:g}); {proof.parameters.worst_relative_error:.2g} over parameters after 3 steps "
-        f"(allowed {proof.tolerance.parameters:g})",
-        f"  replicas    {'bit-identical' if not proof.differing_replicas else 'differ: ' + ', '.join(proof.differing_replicas[:4])}",
-        f"  wire        predicted {show_wire(wire.predicted_bytes)}, measured {show_wire(wire.measured_bytes)} over {wire.num_sites} sites: "
-        f"{'equal at every site' if wire.equal else f'{len(wire.wrong)} wrong, {len(wire.missing)} missing, {len(wire.extra)} extra'}",
-        f"  memory      peak predicted {show_bytes(memory.predicted_peak_bytes)}, measured {show_bytes(memory.measured_peak_bytes)}; "
-        f"{'equal after every one of' if memory.equal else 'wrong on some of'} {memory.num_boundaries} actions",
-        f"  temporary   inside a segment: predicted {show_bytes(memory.predicted_temporary_bytes)}, measured {show_bytes(memory.measured_temporary_bytes)}",
-    ]
-    if wire.os_error is not None:
-        lines.append(
-            f"  system      the operating system counted {show_wire(round(wire.os_bytes or 0))} (without {wire.header_bytes:.0f} B a message): "
-            f"{100 * wire.os_error:.3f} % off"
-        )
+    head = f"{'proved' if proof.equal else 'NOT proved'}: {sizes} on {proof.plan.num_devices} {where}, {proof.dtype}"
+    return "\n".join([head, *(f"  {name:<10}  {said}" for name, said in rows)])
+
+
+def _rows(proof: Proof) -> Iterator[tuple[str, str]]:
+    wire, memory, allowed = proof.wire, proof.memory, proof.tolerance
+    num_tensors = proof.gradients.num_tensors_compared
+    yield (
+        "values",
+        f"loss, gradient norm and {num_tensors} gradients: worst relative error {proof.worst_relative_error:.2g}, allowed {allowed.gradients:g}",
+    )
+    error = proof.parameters.worst_relative_error
+    yield "parameters", f"after 3 steps with clipping: worst relative error {error:.2g}, allowed {allowed.parameters:g}"
+    yield "replicas", f"differ: {', '.join(proof.differing_replicas[:4])}" if proof.differing_replicas else "bit-identical"
+    agrees = "equal at every one" if wire.equal else f"{len(wire.wrong)} wrong, {len(wire.missing)} missing, {len(wire.extra)} extra"
+    yield (
+        "wire",
+        f"predicted {show_wire(wire.predicted_bytes)}, measured {show_wire(wire.measured_bytes)} at {wire.num_sites} sites: {agrees}",
+    )
+    peaks = f"peak predicted {show_bytes(memory.predicted_peak_bytes)}, measured {show_bytes(memory.measured_peak_bytes)}"
+    yield "memory", f"{peaks}; {'equal after every one' if memory.equal else 'wrong after some'} of {memory.num_boundaries} actions"
+    inside = show_bytes(memory.predicted_temporary_bytes), show_bytes(memory.measured_temporary_bytes)
+    yield "temporary", f"inside a segment: predicted {inside[0]}, measured {inside[1]}"
+    yield from _system(proof)
+    if (first := proof.first_difference) is not None:
+        yield "first", f"{first.site}: {first.tensor} on rank {first.rank}: expected {first.expected!r}, found {first.found!r}"
+    yield from (("cause", f"{cause.name}: {cause.text}") for cause in proof.causes)
+    for rank, site, what, expected, found in (*wire.wrong[:3], *memory.wrong[:3]):
+        yield "differs", f"rank {rank} {site} {what}: predicted {expected}, measured {found}"
+
+
+def _system(proof: Proof) -> Iterator[tuple[str, str]]:
+    """What the operating system counted, where ranks are processes."""
+    wire = proof.wire
+    if wire.os_bytes is not None and wire.os_error is not None:
+        counted = f"{show_wire(round(wire.os_bytes))} written, without {wire.header_bytes:.0f} B a message"
+        yield "system", f"the operating system counted {counted}: {100 * wire.os_error:.3f} % off"
     elif proof.processes:
-        lines.append("  system      the operating system's counter is not readable here")
-    if proof.first_difference:
-        one = proof.first_difference
-        lines.append(f"  first       {one.site}: {one.tensor} on rank {one.rank}: expected {one.expected!r}, found {one.found!r}")
-    lines += [f"  cause       {cause.name}: {cause.text}" for cause in proof.causes]
-    for row in (*wire.wrong[:3], *memory.wrong[:3]):
-        lines.append(f"  differs     rank {row[0]} {row[1]} {row[2]}: predicted {row[3]}, measured {row[4]}")
-    return "\n".join(lines)
+        yield "system", "the operating system's counter is not readable here"

@@ -1,6 +1,7 @@
 """The executor: performs a Program's actions on one rank, whatever strategies made them.
 
-It knows kinds of actions, buffers and layouts, and never which strategy asked. Buffers we hold: flat buffers of parameters and of gradients (views
+It knows kinds of actions, buffers and layouts, and never which strategy asked. Buffers we hold: flat buffers of parameters and of
+gradients (views
 of them are made for each call of a segment), activations, what segments save, scalars of the step. All of them live in a Store.
 """
 
@@ -40,7 +41,8 @@ from trainwright.ir.action import (
     Update,
     Wait,
 )
-from trainwright.ir.layout import Partial, Shard as Cut
+from trainwright.ir.layout import Partial
+from trainwright.ir.layout import Shard as Cut
 from trainwright.ir.program import Program
 from trainwright.ir.ref import Ref
 from trainwright.ir.site import Site
@@ -53,7 +55,10 @@ NO_WEIGHTS = Weights(torch.empty(0), {})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
-    """What a step gave: the loss over the global batch (nat per token), the gradients' norm before clipping, the rate, the tokens that counted."""
+    """What a step gave.
+
+    The loss over the global batch (nat per token), the gradients' norm before clipping, the rate, the tokens that counted.
+    """
 
     step: int
     loss: float

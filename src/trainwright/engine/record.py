@@ -41,7 +41,8 @@ class Recorder:
     def take(self, step: int, live_before_bytes: Bytes) -> tuple[Event, ...]:
         """The events since the last call.
 
-        An exchange is one event, from its start to the end of its Wait, in the place of the start; the Wait itself is an event on the compute
+        An exchange is one event, from its start to the end of its Wait, in the place of the start; the Wait itself is an event on the
+        compute
         lane that lasts as long as nothing was computed. `live_delta_bytes` is what changed at the action itself.
         """
         events: list[Event] = []

@@ -37,7 +37,8 @@ class Compute:
     `function` is "forward" or "backward" of the segment that `site` names, or a function of the engine ("count", "accumulate",
     "norm"). `reads` must be live and ready. `writes` are new buffers. `weights` is the flat buffer of parameters that the
     segment uses, `accumulates` the one it adds gradients to; with `fresh` the latter begins as garbage and is overwritten.
-    `keeps` tells a forward to write what backward needs. `temporary_bytes` is the most that the function holds inside beyond what it reads and
+    `keeps` tells a forward to write what backward needs. `temporary_bytes` is the most that the function holds inside beyond what it
+    reads and
     writes.
     """
 
@@ -58,7 +59,8 @@ class Collective:
     """Start an exchange among the ranks of `group`; it changes the layout of `source` from `before` to `after` on the group's axes.
 
     The result is in `target` (the same Ref as `source`: in place) after its Wait; until then neither may be read, written or
-    freed. All ranks of a group start their collectives in one order. `payload_bytes` is the full tensor as one rank sees it: the gathered side of an
+    freed. All ranks of a group start their collectives in one order. `payload_bytes` is the full tensor as one rank sees it: the gathered
+    side of an
     all_gather, the unreduced side of a reduce_scatter. `span` restricts the exchange to a range of elements of a flat buffer.
     """
 
@@ -140,7 +142,9 @@ class Move:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Update:
-    """One optimizer step on a piece of a flat buffer, in place: reads `gradients` and the step's scalars, writes `weights`, `states`, and `master` if there is one.
+    """One optimizer step on a piece of a flat buffer, in place.
+
+    Reads `gradients` and the step's scalars, writes `weights`, `states`, and `master` if there is one.
 
     `after` is set where a rank holds whole weights but updates its own slice: the layout that leaves.
     """

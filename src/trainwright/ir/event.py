@@ -12,8 +12,10 @@ from trainwright.units import Bytes, Flops, Seconds
 class Event:
     """An action that took place: where, on which lane of which rank, when, what it cost and what it changed.
 
-    Predicted events carry their role (the pipeline position) and stand for all its ranks; `rank` is then None. `sent_bytes` is what this rank
-    handed to others. `live_delta_bytes` is the change of live bytes at the action's end (a Free's is negative), `temporary_bytes` what was held inside besides.
+    Predicted events carry their role (the pipeline position) and stand for all its ranks; `rank` is then None. `sent_bytes` is what this
+    rank
+    handed to others. `live_delta_bytes` is the change of live bytes at the action's end (a Free's is negative), `temporary_bytes` what
+    was held inside besides.
     `blocked_s` is the part of a Wait's time in which nothing was computed.
     """
 

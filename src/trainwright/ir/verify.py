@@ -312,16 +312,16 @@ class _Rendezvous:
 
     def problems(self) -> Iterator[str]:
         """Deadlock, unpaired exchanges, and collectives in different orders."""
-        moved = True
-        while moved:
-            moved = any([self.advance(lane) for lane in self.lanes])
+        while sum(self.advance(lane) for lane in self.lanes):
+            pass
         waiting = [lane for lane in self.lanes if lane.steps]
         if waiting:
             yield "deadlock: " + "; ".join(f"{self.label(lane)} {lane.blocked_by}" for lane in waiting)
         else:
             for channel in sorted(self.sent.keys() | self.posted.keys()):
                 if self.sent[channel] != self.posted[channel]:
-                    yield f"channel {channel[0]} -> {channel[1]} {channel[2]}: {self.sent[channel]} sends meet {self.posted[channel]} receives"
+                    numbers = f"{self.sent[channel]} sends meet {self.posted[channel]} receives"
+                    yield f"channel {channel[0]} -> {channel[1]} {channel[2]}: {numbers}"
         yield from self.orders()
 
     def label(self, lane: _Lane) -> str:
@@ -337,7 +337,8 @@ class _Rendezvous:
             for position, sequence in others:
                 pair = next((pair for pair in zip(expected, sequence, strict=False) if pair[0] != pair[1]), None)
                 if pair:
-                    yield f"group {group}: position {first} starts {pair[0][0]} {pair[0][1]} where position {position} starts {pair[1][0]} {pair[1][1]}"
+                    here, there = (f"{site} {op}" for site, op in pair)
+                    yield f"group {group}: position {first} starts {here} where position {position} starts {there}"
 
     def advance(self, lane: _Lane) -> bool:
         """Take a role as far as it goes; whether it moved."""

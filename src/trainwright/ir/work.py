@@ -9,7 +9,8 @@ from enum import Enum
 class OpKind(Enum):
     """The classes of operators that are priced differently.
 
-    GEMM: a matrix product (m, n, k). ATTENTION_FORWARD and ATTENTION_BACKWARD: the fused attention core; flops count the causal half. ELEMENTWISE: anything whose
+    GEMM: a matrix product (m, n, k). ATTENTION_FORWARD and ATTENTION_BACKWARD: the fused attention core; flops count the causal half.
+    ELEMENTWISE: anything whose
     time is the bytes it reads and writes.
     """
 
@@ -24,7 +25,8 @@ class OpKind(Enum):
 class Op:
     """One operator of an action: FLOPs (multiply and add count as two), bytes read and written, and the shape of a product.
 
-    `format` is the number format that a matrix product runs in. `k` is the length summed over (GEMM only). `score_elements` counts the elements of the score matrices of an
+    `format` is the number format that a matrix product runs in. `k` is the length summed over (GEMM only). `score_elements` counts the
+    elements of the score matrices of an
     attention (its full square), which an attention that is not fused reads and writes.
     """
 

@@ -1,6 +1,7 @@
 """From a Plan to a Program: slots from the schedule, actions from the family's segments, rewritten by each strategy in turn.
 
-Order of passes: recompute, pipeline, data, zero, tensor; the innermost comes last and so stays closest to the compute. Templates are made once for
+Order of passes: recompute, pipeline, data, zero, tensor; the innermost comes last and so stays closest to the compute. Templates are made
+once for
 each shape of stage; the runs of a position name them.
 """
 
@@ -446,6 +447,7 @@ class Lowering:
         yield from self.crossing("settle", slot, self.pipeline.settle)
 
     def crossing(self, what: str, slot: Slot, make: Callable[[Setting], Iterable[Action]]) -> Iterator[Run]:
+        """A run of the actions that post or settle what crosses a stage's edge, if anything does."""
         kind = "forward" if isinstance(slot, Forward) else "backward"
         shape = self.shape(slot.stage)
         name = self.template(_Key(f"{what} {kind}", shape), lambda setting: make(replace(setting, kind=kind)))

@@ -20,8 +20,6 @@ from trainwright.ir.ref import Ref
 from trainwright.plan.plan import Plan
 
 Pieces = dict[Ref, Tensor]
-MakeExecutor = Callable[[Plan, Program, World, Batches, "object", Recorder], Executor]
-
 HEADER_ROUNDS = 64
 """Messages that the header of one message is measured with."""
 
@@ -82,9 +80,11 @@ def _rank(
         seen: Pieces = {}
         executor.metering = step == 0
         started, sent_before = read_wchar() if world.is_process else None, world.wire.num_messages
-        results.append(
-            executor.step(step, num_steps, lambda one, seen=seen: seen.update(copied(dict(flat_pieces(one.store, "gradients")))))
-        )
+
+        def look(one: Executor, seen: Pieces = seen) -> None:
+            seen.update(copied(dict(flat_pieces(one.store, "gradients"))))
+
+        results.append(executor.step(step, num_steps, look))
         if step == 0:
             ended = read_wchar() if world.is_process else None
             os_bytes = ended - started if started is not None and ended is not None else None

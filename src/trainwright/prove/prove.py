@@ -1,4 +1,7 @@
-"""Prove a plan: run it, small, on local ranks in float64, and hold it against the unsharded reference, the wire ledger and the memory ledger."""
+"""Prove a plan.
+
+Run it, small, on local ranks in float64, and hold it against the unsharded reference, the wire ledger and the memory ledger.
+"""
 
 from __future__ import annotations
 

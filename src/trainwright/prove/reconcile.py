@@ -55,7 +55,9 @@ class WireReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryReport:
-    """Live bytes after every action of every rank in the first step. `wrong` lists (rank, site, kind, predicted, measured), the first of each rank.
+    """Live bytes after every action of every rank in the first step.
+
+    `wrong` lists (rank, site, kind, predicted, measured), the first of each rank.
 
     Peaks are at action boundaries, of the fullest rank. `temporary` compares what segments hold inside: the largest of any action.
     """

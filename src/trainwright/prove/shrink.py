@@ -1,7 +1,9 @@
 """Make a plan small enough to be proved on a laptop, and keep what makes it that plan.
 
-Kept: schedule, chunks, ZeRO stage and options, sequence parallelism, recompute policy, tying, biases, norms, the ratio of heads to key-value
-heads, whether the vocabulary divides, uneven cuts of the layers, the remainder of microbatches modulo positions, the optimizer. Changed: sizes.
+Kept: schedule, chunks, ZeRO stage and options, sequence parallelism, recompute policy, tying, biases, norms, the ratio of heads to
+key-value
+heads, whether the vocabulary divides, uneven cuts of the layers, the remainder of microbatches modulo positions, the optimizer. Changed:
+sizes.
 """
 
 from __future__ import annotations

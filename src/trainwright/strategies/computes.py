@@ -66,8 +66,11 @@ def unit_ref(unit: str, kind: str, block: int | None) -> Ref:
 
 
 def gradient_layout(unit: Unit, setting: Setting) -> Layout:
-    """How gradients lie right after a backward: still to be summed over data and zero, over both ends of the pipeline if tied, and over a cut sequence
-    if replicated."""
+    """How gradients lie right after a backward.
+
+    Still to be summed over data and zero, over both ends of the pipeline if tied, and over a cut sequence
+    if replicated.
+    """
     layout = Layout()
     for axis in ("data", "zero"):
         if setting.size(axis) > 1:

@@ -1,7 +1,8 @@
 """Recompute: keep less from the forward pass, and run parts of it again in the backward pass.
 
 none       keep everything that backward needs.
-selective  run the attention core again: its result and statistics are dropped (Korthikanti et al. 2022, "Reducing Activation Recomputation").
+selective  run the attention core again: its result and statistics are dropped (Korthikanti et al. 2022, "Reducing Activation
+Recomputation").
 full       keep only the input of each block (Chen et al. 2016, "Training Deep Nets with Sublinear Memory Cost").
 blocks     full, for the first `blocks` blocks of each stage.
 """

@@ -35,7 +35,8 @@ class StageShape:
 class Setting:
     """One template: its kind, the stage it is for, and what all passes share.
 
-    `kind` is "forward", "backward", "reduce" (sum and measure a stage's gradients), "apply" (update), or of the position as a whole: "begin", "norm", "end".
+    `kind` is "forward", "backward", "reduce" (sum and measure a stage's gradients), "apply" (update), or of the position as a whole:
+    "begin", "norm", "end".
     `first` and `last` tell whether it is for the first or last run of its kind at this stage in a step. `buffers` collects what
     kinds of buffers the passes introduce. `sequence` tells whether the residual stream is cut over the tensor axis,
     `num_gradient_shards` into how many pieces ZeRO cuts the summed gradients, `stream_tensors` names

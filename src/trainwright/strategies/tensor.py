@@ -2,10 +2,12 @@
 
 Column-cut matrices (q, k, v, gate, up, head) need the whole sequence and give a piece of the features; row-cut ones (out, down, embedding)
 give a partial sum. The pass knows none of this: each segment says how it needs its arguments and how it leaves its results, and
-wherever the two differ on the tensor axis an exchange is put between (partial -> replicate: all_reduce; partial -> cut sequence: reduce_scatter;
+wherever the two differ on the tensor axis an exchange is put between (partial -> replicate: all_reduce; partial -> cut sequence:
+reduce_scatter;
 cut sequence -> replicate: all_gather).
 
-sequence        the residual stream is cut along the sequence, so norms and kept activations are too (Korthikanti et al. 2022). Gradients of what is
+sequence        the residual stream is cut along the sequence, so norms and kept activations are too (Korthikanti et al. 2022). Gradients
+of what is
                 replicated over tensor are then partial and summed before anything else reduces them.
 keep_gathered   keep the gathered inputs of column-cut matrices for backward; False gathers them again (as Megatron-LM does), which costs
                 wire and saves memory.

@@ -1,6 +1,7 @@
 """ZeRO: replicas that share the state among them.
 
-stage 1   optimizer state is cut. Gradients accumulate whole and are reduce-scattered once a step; after the update the weights are gathered.
+stage 1   optimizer state is cut. Gradients accumulate whole and are reduce-scattered once a step; after the update the weights are
+gathered.
 stage 2   gradients are cut too: with gradients = "sharded" each microbatch is reduce-scattered, with "whole" they accumulate whole.
 stage 3   weights are cut too: a unit is gathered before it is used, in forward and again in backward.
 
@@ -304,7 +305,7 @@ class _Walk:
         )
         yield action
         late = _Late(use.weights, [wait_for(action)])
-        freed = (whole,)
+        freed: tuple[Ref, ...] = (whole,)
         if adds:
             site = self.site(use, "accumulate")
             operand = Operand("gradients", gradients, self.summed(after))

@@ -1,7 +1,9 @@
 """Dense decoders: GPT-2 and 3, Llama 1 to 3.
 
-Shape letters: b sequences of a microbatch, s tokens of a sequence, u tokens of a sequence on the residual stream of one rank (s, or s/t under
-sequence parallelism), h width, H query heads, K key-value heads, d head width, f inner width of the feed-forward part, V vocabulary, t tensor size.
+Shape letters: b sequences of a microbatch, s tokens of a sequence, u tokens of a sequence on the residual stream of one rank (s, or s/t
+under
+sequence parallelism), h width, H query heads, K key-value heads, d head width, f inner width of the feed-forward part, V vocabulary, t
+tensor size.
 
 A block is seven segments:
 
@@ -9,7 +11,8 @@ A block is seven segments:
     qkv     h1 -> qkv (rotated)     out    c -> a (partial)       feed    h2 -> f (partial)
 
 Biases of `out` and of the feed-forward part are added after the sum over tensor, hence in `norm2` and `add`. What is replicated over
-tensor lives in the segments of the residual stream. Loss: the vocabulary may be cut, so it is taken in three steps that need only two small sums.
+tensor lives in the segments of the residual stream. Loss: the vocabulary may be cut, so it is taken in three steps that need only two
+small sums.
 Left out: dropout of attention weights.
 """
 

@@ -1,6 +1,7 @@
 """The pieces that a model is lowered into.
 
-A **segment** is as much of a model as runs without an exchange between ranks. A **unit** is a set of parameters kept in one flat buffer and gathered
+A **segment** is as much of a model as runs without an exchange between ranks. A **unit** is a set of parameters kept in one flat buffer
+and gathered
 together. Everything here is local: shapes are those of one rank, after tensor and sequence sharding.
 """
 
@@ -19,7 +20,8 @@ from trainwright.units import Bytes
 class Parameter:
     """A parameter: its logical (unsharded) shape, the dimension that tensor parallelism cuts (None: replicated), how it begins.
 
-    `local_shape` is one rank's piece; where the dimension does not divide, the piece is rounded up and the rest is padding. `initial` is "normal" (with `std`), "zeros" or "ones".
+    `local_shape` is one rank's piece; where the dimension does not divide, the piece is rounded up and the rest is padding. `initial` is
+    "normal" (with `std`), "zeros" or "ones".
     `decays` tells whether weight decay applies.
     """
 
@@ -122,7 +124,9 @@ class Pass:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Segment:
-    """A piece of the model. `unit` holds its parameters (None: it has none). `keeps` names those of the forward's arguments and results that backward reads again.
+    """A piece of the model.
+
+    `unit` holds its parameters (None: it has none). `keeps` names those of the forward's arguments and results that backward reads again.
 
     `saved` tells whether forward leaves a buffer of its own for backward ("<segment>.saved"). `backward` is None if there is nothing to do.
     """
