@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -14,14 +14,28 @@ from trainwright.engine.place import Place
 from trainwright.engine.record import Recorder
 from trainwright.engine.state import flat_pieces, initial_store
 from trainwright.engine.world import World, read_wchar, run_processes, run_threads
+from trainwright.ir.action import Compute
 from trainwright.ir.event import Event
 from trainwright.ir.program import Program
 from trainwright.ir.ref import Ref
 from trainwright.plan.plan import Plan
 
 Pieces = dict[Ref, Tensor]
+DROPS = {"enter": "enter", "norm2": "attention", "add": "feed"}
+"""Segments that drop out, and the word that each one's random numbers are keyed with."""
+
 HEADER_ROUNDS = 64
 """Messages that the header of one message is measured with."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrawnMask:
+    """A piece of a dropout mask: the place in the model that draws it ("b0.norm2"), the first of its sequences and tokens, [b, u, h]."""
+
+    place: str
+    first_sequence: int
+    first_token: int
+    values: Tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +43,7 @@ class RankReport:
     """What one rank saw: per step its results and gradients, the events and live bytes of the first step, its weights before and after.
 
     `os_bytes` is what the operating system counted as written during the first step (None if it cannot be read or the rank is a thread),
-    `header_bytes` what a message costs beyond its content.
+    `header_bytes` what a message costs beyond its content. `masks` are the dropout masks that it drew in the first step.
     """
 
     rank: int
@@ -43,6 +57,7 @@ class RankReport:
     num_messages: int
     os_bytes: int | None = None
     header_bytes: float = 0.0
+    masks: tuple[DrawnMask, ...] = ()
 
 
 def launch(
@@ -105,7 +120,33 @@ def _rank(
         num_messages=num_messages,
         os_bytes=os_bytes,
         header_bytes=header,
+        masks=tuple(drawn_masks(executor, 0)),
     )
+
+
+def drawn_masks(executor: Executor, step: int) -> Iterator[DrawnMask]:
+    """The dropout masks that a rank draws in a step, as its segments do: ones sent through them."""
+    plan = executor.plan
+    if not plan.model.dropout:
+        return
+    executor.step_number, executor.microbatches = step, {}
+    for action in executor.actions:
+        if not isinstance(action, Compute) or action.function != "forward" or action.site.phase != "fwd":
+            continue
+        segment, microbatch = action.site.segment, action.site.microbatch
+        if segment not in DROPS or microbatch is None:
+            continue
+        call = executor.call(replace(action, weights=None, accumulates=None))
+        cut = plan.size("tensor") if call.sequence else 1
+        num_tokens = plan.batch.sequence_tokens // cut
+        ones = torch.ones((plan.batch.microbatch_sequences, num_tokens, plan.model.width), dtype=torch.float64)
+        block = action.site.block
+        yield DrawnMask(
+            place=segment if block is None else f"b{block}.{segment}",
+            first_sequence=executor.batches.batch(step, executor.place.replica, microbatch).first_sequence,
+            first_token=executor.place.coordinate("tensor") * num_tokens if cut > 1 else 0,
+            values=call.drop_(ones, DROPS[segment]),
+        )
 
 
 def copied(pieces: Mapping[Ref, Tensor]) -> Pieces:

@@ -5,7 +5,7 @@ Run it, small, on local ranks in float64, and hold it against the unsharded refe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -15,16 +15,17 @@ from torch import Tensor
 
 from trainwright.engine.data import Batches, PaddedFeed
 from trainwright.engine.execute import Executor
-from trainwright.engine.random import Key, Piece, dropout_mask
+from trainwright.engine.formats import DTYPES
+from trainwright.engine.random import Key, Piece, dropout_mask, init_parameter
 from trainwright.engine.state import assemble
 from trainwright.ir.program import Program
 from trainwright.plan.lower import family_of, lower
 from trainwright.plan.plan import Plan
 from trainwright.prove.compare import Comparison, compare, compare_parameters, relative_error
 from trainwright.prove.diagnose import Cause, Evidence, Share, diagnose
-from trainwright.prove.launch import RankReport, launch
+from trainwright.prove.launch import DROPS, RankReport, launch
 from trainwright.prove.reconcile import MemoryReport, WireReport, reconcile_memory, reconcile_wire
-from trainwright.prove.reference import Batch, Masks, Reference, contribution, reference_steps, tied_uses
+from trainwright.prove.reference import Batch, Masks, Reference, contribution, parameter_shapes, reference_steps, tied_uses
 from trainwright.prove.shrink import Change, shrink
 from trainwright.schedules import SCHEDULES
 
@@ -176,7 +177,7 @@ def prove_small(
     executed = change(program) if change else program
     batches = proof_batches(plan, lengths)
     reports = launch(plan, executed, batches, num_steps=NUM_STEPS, processes=processes, make_executor=make_executor)
-    reference = reference_of(plan, reports, batches)
+    reference = reference_of(plan, batches)
     gradients = logical(plan, reports, lambda report: report.gradients[0])
     expected = arrays(reference.steps[0].gradients)
     found = {name: copies[min(copies)] for name, copies in gradients.items()}
@@ -233,22 +234,20 @@ def masks_of(plan: Plan) -> Masks | None:
     """The dropout masks that any mesh must draw, for the reference to use: they depend on seed, step, place and element alone."""
     if not plan.model.dropout:
         return None
-    words = {"enter": "enter", "norm2": "attention", "add": "feed"}
 
     def mask(step: int, place: str, shape: tuple[int, ...]) -> Tensor:
         block, _, last = place.rpartition(".")
-        site = f"{block}.{words[last]}" if block else words[last]
+        site = f"{block}.{DROPS[last]}" if block else DROPS[last]
         return dropout_mask(Key.of(plan.run.seed, step, site), Piece.whole(shape), plan.model.dropout, torch.float64)
 
     return mask
 
 
-def reference_of(plan: Plan, reports: list[RankReport], batches: Batches) -> Reference:
-    """The reference's steps, from the same initial parameters."""
-    before = assemble(plan, {report.rank: report.before for report in reports})
+def reference_of(plan: Plan, batches: Batches) -> Reference:
+    """The reference's steps, from the initial parameters that every mesh must begin with."""
     return reference_steps(
         model=plan.model,
-        parameters=initial(before),
+        parameters=initial_parameters(plan),
         batches=reference_batches(batches, NUM_STEPS),
         optimizer=plan.optimizer,
         num_steps=NUM_STEPS,
@@ -256,9 +255,16 @@ def reference_of(plan: Plan, reports: list[RankReport], batches: Batches) -> Ref
     )
 
 
-def initial(copies: Mapping[str, Mapping[int, Tensor]]) -> dict[str, Tensor]:
-    """The first copy of every parameter, in the reference's format."""
-    return {name: one[min(one)].double() for name, one in copies.items()}
+def initial_parameters(plan: Plan) -> dict[str, Tensor]:
+    """Every parameter whole, as seed and name determine it, in the reference's format and model order."""
+    parameters = {span.parameter.name: span.parameter for unit in family_of(plan).units.values() for span in unit.spans}
+    values = {}
+    for name, shape in parameter_shapes(plan.model):
+        one = parameters[bare(name)]
+        dtype = DTYPES[plan.precision.compute]
+        value = init_parameter(name, Piece.whole(shape), kind=one.initial, std=one.std, seed=plan.run.seed, dtype=dtype)
+        values[name] = value.double()
+    return values
 
 
 def logical(plan: Plan, reports: list[RankReport], of: Callable[[RankReport], Mapping[Any, Tensor]]) -> dict[str, dict[int, np.ndarray]]:
@@ -299,14 +305,37 @@ def explained(proof: Proof, batches: Batches, reference: Reference, gradients: M
             expected=difference.expected,
             found=difference.found,
         )
-    causes = tuple(diagnose(expected, found, evidence, tolerance=1e-9 if proof.dtype == "fp64" else 1e-4))
+    tolerance = 1e-9 if proof.dtype == "fp64" else 1e-4
+    causes = (*beginnings(proof), *diagnose(expected, found, evidence, tolerance=tolerance))
     return replace(proof, first_difference=first, causes=causes)
+
+
+def beginnings(proof: Proof) -> Iterator[Cause]:
+    """Why the ranks did not begin with the parameters that every mesh must begin with, if they did not."""
+    begun = logical(proof.plan, list(proof.reports), lambda report: report.before)
+    expected = arrays(initial_parameters(proof.plan))
+    wrong = {
+        name: next(one for one in copies.values() if not np.array_equal(one, expected[name]))
+        for name, copies in begun.items()
+        if any(not np.array_equal(one, expected[name]) for one in copies.values())
+    }
+    if not wrong:
+        return
+    permuted = [one for one in diagnose({name: expected[name] for name in wrong}, wrong) if one.name == "layout-permuted"]
+    if permuted:
+        yield from (replace(one, text=f"initial values: {one.text}") for one in permuted)
+        return
+    text = (
+        f"{len(wrong)} of {len(expected)} parameters do not begin as seed and name say, the first is {next(iter(wrong))}. "
+        "Draw initial values by name and global index, not by rank"
+    )
+    yield Cause(name="initial-values-depend-on-mesh", text=text, tensors=tuple(wrong))
 
 
 def evidence_of(proof: Proof, batches: Batches, reference: Reference, gradients: Mapping[str, Mapping[int, np.ndarray]]) -> Evidence:
     """All that a diagnosis may look at: where tensors live, what each microbatch contributed, every copy."""
     plan = proof.plan
-    before = assemble(plan, {report.rank: report.before for report in proof.reports})
+    before = initial_parameters(plan)
     whole = reference_batches(batches, 1)[0]
     units = {span.parameter.name: span.parameter for unit in _units(plan).values() for span in unit.spans}
     return Evidence(
@@ -318,23 +347,45 @@ def evidence_of(proof: Proof, batches: Batches, reference: Reference, gradients:
         tied_uses=_tied_uses(plan, before, whole),
         shares=tuple(_shares(plan, before, whole)),
         copies={name: copies for name, copies in gradients.items() if len(copies) > 1},
+        masks=_masks(proof, whole),
         reference_norm=reference.steps[0].gradient_norm,
         found_norms={report.rank: report.results[0].gradient_norm for report in proof.reports},
     )
+
+
+def _masks(proof: Proof, whole: Batch) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """By place: the mask that any mesh must draw, and what the ranks drew; where copies disagree, the one that is wrong."""
+    right = masks_of(proof.plan)
+    if right is None:
+        return {}
+    shape = (*whole.tokens.shape, proof.plan.model.width)
+    masks: dict[str, tuple[np.ndarray, np.ndarray]] = {}
+    for drawn in (one for report in proof.reports for one in report.masks):
+        if drawn.place not in masks:
+            expected = right(0, drawn.place, shape).numpy()
+            masks[drawn.place] = (expected, expected.copy())
+        expected, found = masks[drawn.place]
+        num_sequences, num_tokens, _ = drawn.values.shape
+        box = (
+            slice(drawn.first_sequence, drawn.first_sequence + num_sequences),
+            slice(drawn.first_token, drawn.first_token + num_tokens),
+        )
+        found[box] = np.where(drawn.values.numpy() != expected[box], drawn.values.numpy(), found[box])
+    return masks
 
 
 def _units(plan: Plan) -> Mapping[str, Any]:
     return family_of(plan).units
 
 
-def _tied_uses(plan: Plan, before: Mapping[str, Mapping[int, Tensor]], whole: Batch) -> tuple[np.ndarray, np.ndarray] | None:
+def _tied_uses(plan: Plan, before: Mapping[str, Tensor], whole: Batch) -> tuple[np.ndarray, np.ndarray] | None:
     if not plan.model.tied:
         return None
-    one, two = tied_uses(model=plan.model, parameters=initial(before), batch=whole, masks=masks_of(plan))
+    one, two = tied_uses(model=plan.model, parameters=before, batch=whole, masks=masks_of(plan))
     return one.numpy(), two.numpy()
 
 
-def _shares(plan: Plan, before: Mapping[str, Mapping[int, Tensor]], whole: Batch) -> list[Share]:
+def _shares(plan: Plan, before: Mapping[str, Tensor], whole: Batch) -> list[Share]:
     """What each microbatch of each replica contributes to the reference's gradient."""
     shares = []
     width = plan.batch.microbatch_sequences
@@ -342,7 +393,7 @@ def _shares(plan: Plan, before: Mapping[str, Mapping[int, Tensor]], whole: Batch
         for replica in range(plan.num_replicas):
             first = (microbatch * plan.num_replicas + replica) * width
             rows = range(first, first + width)
-            part = contribution(model=plan.model, parameters=initial(before), batch=whole, sequences=rows, masks=masks_of(plan))
+            part = contribution(model=plan.model, parameters=before, batch=whole, sequences=rows, masks=masks_of(plan))
             valid = int((whole.targets[list(rows)] >= 0).sum())
             shares.append(Share(data_rank=replica, microbatch=microbatch, num_tokens=valid, gradients=arrays(part)))
     return shares
