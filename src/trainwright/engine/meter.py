@@ -21,7 +21,7 @@ class TemporaryMeter(TorchDispatchMode):
 
     def __init__(self, known: Iterable[Tensor]) -> None:
         """Storages of `known` are not counted."""
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]  # torch has no annotation here
         self._known = {tensor.untyped_storage().data_ptr() for tensor in known}
         self._alive: dict[int, int] = {}
         self._watched: list[Any] = []
