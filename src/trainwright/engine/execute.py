@@ -259,6 +259,7 @@ class Executor:
             seed=self.plan.run.seed,
             sequence_ids=range(first, first + batch.tokens.shape[0]),
             keep_saved=action.keeps,
+            only_saved=action.keeps and all(one.name == "saved" for one in action.writes),
             tables=self.segment_tables,
         )
 

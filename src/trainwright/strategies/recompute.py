@@ -76,9 +76,8 @@ class Recompute:
             if segment.name in names and (segment.saved or segment.keeps or self._feeds(segment.name, names, setting)):
                 action = forward_compute(segment, block, setting)
                 if segment.name == _last_needed(setting):
-                    dropped = sum(setting.full_buffer(one.ref.tensor).num_bytes for one in action.writes if one.name != "saved")
                     saved = tuple(one for one in action.writes if one.name == "saved")
-                    action = replace(action, writes=saved, temporary_bytes=action.temporary_bytes + dropped)
+                    action = replace(action, writes=saved, work=segment.saving or action.work)
                 yield replace(action, site=Site(block=block, segment=segment.name, phase="re"))
 
     @staticmethod

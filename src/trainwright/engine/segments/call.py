@@ -32,6 +32,7 @@ class Call:
     seed, step        with the sequence ids, what dropout draws from
     sequence_ids      number of each sequence within the step, counted over all ranks and microbatches; [b]
     keep_saved        return what backward needs; False where it will be computed again
+    only_saved        return nothing else: a forward that runs again may stop when backward has what it needs
     """
 
     model: Model
@@ -48,6 +49,7 @@ class Call:
     seed: int = 0
     sequence_ids: Sequence[int] = ()
     keep_saved: bool = True
+    only_saved: bool = False
     tables: Tables = field(default_factory=Tables)
 
     @property

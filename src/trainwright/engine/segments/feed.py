@@ -30,8 +30,8 @@ def forward(call: Call, inputs: Tensors) -> dict[str, Tensor]:
         act = torch.nn.functional.silu(gate).mul_(up)
     else:
         act = torch.nn.functional.gelu(inner, approximate=_APPROXIMATE[call.model.activation])
-    f = linear(act, call.weights["down.weight"])
-    return call.kept({"f": f}, {"saved.gate_up" if call.model.gated else "saved.pre": inner, "saved.act": act})
+    outputs = {} if call.only_saved else {"f": linear(act, call.weights["down.weight"])}
+    return call.kept(outputs, {"saved.gate_up" if call.model.gated else "saved.pre": inner, "saved.act": act})
 
 
 def backward(call: Call, inputs: Tensors) -> dict[str, Tensor]:

@@ -387,6 +387,7 @@ class _Decoder:
             ),
             keeps=("h2",),
             saved=True,
+            saving=Work((*up_forward.ops, act_forward)),
         )
 
     def narrow_feed(self, wide: int) -> Bytes:

@@ -128,7 +128,8 @@ class Segment:
 
     `unit` holds its parameters (None: it has none). `keeps` names those of the forward's arguments and results that backward reads again.
 
-    `saved` tells whether forward leaves a buffer of its own for backward ("<segment>.saved"). `backward` is None if there is nothing to do.
+    `saved` tells whether forward leaves a buffer of its own for backward ("<segment>.saved"). `saving` is the work of a forward that stops
+    when it has made that buffer. `backward` is None if there is nothing to do.
     """
 
     name: str
@@ -138,6 +139,7 @@ class Segment:
     backward: Pass | None = None
     keeps: tuple[str, ...] = ()
     saved: bool = False
+    saving: Work | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
