@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from trainwright.ir.action import Collective, Send, Started, kind
 from trainwright.ir.layout import Partial, Shard
+from trainwright.ir.site import Site
 from trainwright.prove.numeric.call import Array
 from trainwright.units import Bytes
 
@@ -57,7 +58,7 @@ class Meeting:
         """A member starts; the last one brings it about. Raises MismatchError if members do not start the same thing."""
         for other in self.joined.values():
             mine, theirs = (f"{one.action.site} {kind(one.action)}" for one in (transfer, other))
-            if mine != theirs:
+            if _what(transfer) != _what(other):
                 raise MismatchError(f"group {self.group}: rank {transfer.rank} starts {mine} where rank {other.rank} starts {theirs}")
         self.joined[transfer.rank] = transfer
         _hold(transfer, len(self.ranks))
@@ -68,6 +69,11 @@ class Meeting:
             _perform([self.joined[rank] for rank in self.ranks])
             for one in self.joined.values():
                 one.done = True
+
+
+def _what(transfer: Transfer) -> tuple[str, Site]:
+    """What a member starts; where members are positions, their stages differ."""
+    return kind(transfer.action), replace(transfer.action.site, stage=None)
 
 
 @dataclass(slots=True)
@@ -114,6 +120,7 @@ def _hold(transfer: Transfer, num_ranks: int) -> None:
 
 def reduced(transfer: Transfer) -> Array:
     """The flat tensor that a reduction is about: the source, or the range of it that the action names."""
+    assert transfer.source.flags.c_contiguous, f"{transfer.action.site}: exchanges take contiguous arrays"
     flat = transfer.source.reshape(-1)
     assert isinstance(transfer.action, Collective)
     return flat[slice(*transfer.action.span)] if transfer.action.span else flat

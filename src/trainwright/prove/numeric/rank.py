@@ -191,7 +191,7 @@ class Rank:
         run = self.mathematics.forward if action.function == "forward" else self.mathematics.backward
         outputs: Values = run(action.site.segment, call, {operand.name: self.held[operand.ref] for operand in action.reads})
         for operand in action.writes:
-            self.held[operand.ref] = outputs[operand.name]
+            self.held[operand.ref] = _in_rows(outputs[operand.name])
 
     def microbatch(self, number: int) -> Samples:
         """This rank's part of the batch."""
@@ -237,6 +237,13 @@ class Rank:
             step=self.step,
             lr=optimizer.lr_at(self.step, self.num_steps),
         )
+
+
+def _in_rows(made: Array | Saved) -> Array | Saved:
+    """The same values row by row in memory: exchanges look at buffers as flat."""
+    if isinstance(made, dict):
+        return {name: np.asarray(array, order="C") for name, array in made.items()}
+    return np.asarray(made, order="C")
 
 
 def _arrays(held: Iterable[Array | Saved]) -> Iterator[Array]:
