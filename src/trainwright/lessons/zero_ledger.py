@@ -1,4 +1,4 @@
-"""Lesson: when does a sharded parameter exist in full, and what does that do to the peak?"""
+"""Lesson: when a sharded parameter exists in full, and what that does to the peak."""
 
 from __future__ import annotations
 
@@ -33,7 +33,9 @@ INPUTS = (
         default=1,
         least=0,
         most=1,
-        meaning=Text("1: a layer's whole weights go after its forward, 0: they stay until its backward", "1：前向后释放完整参数；0：保留到反向"),
+        meaning=Text(
+            "1: a layer's whole weights go after its forward, 0: they stay until its backward", "1：前向后释放完整参数；0：保留到反向"
+        ),
     ),
     Input(name="prefetch", default=0, least=0, most=1, meaning=Text("1: gather the next layer one ahead", "1：提前聚合下一层")),
     Input(
@@ -41,9 +43,7 @@ INPUTS = (
         default=1,
         least=0,
         most=1,
-        meaning=Text(
-            "1: the whole weights go before the gradient is reduced, 0: after", "1：归约梯度之前释放完整参数；0：之后释放"
-        ),
+        meaning=Text("1: the whole weights go before the gradient is reduced, 0: after", "1：归约梯度之前释放完整参数；0：之后释放"),
     ),
 )
 
@@ -191,19 +191,20 @@ def page(*, reshard_after_forward: int, prefetch: int, free_before_reduce: int) 
         title=TITLE,
         text=(
             Text(
-                "Two ranks, two layers of 2 × 2 with tanh between, SGD with momentum. Each rank keeps half of every matrix and half of its "
-                "momentum, and its own sample. A layer is gathered before it is used, in forward and again in backward; the ranks' gradients "
-                "are summed and each rank keeps its half. The loss is the mean of both ranks' ½‖Y − target‖², so the 1/2 is in the gradients already.",
+                "Two ranks, two layers of 2 × 2 with tanh between, SGD with momentum. Each rank keeps half of every matrix and half of "
+                "its momentum, and its own sample. A layer is gathered before it is used, in forward and again in backward; the ranks' "
+                "gradients are summed and each rank keeps its half. The loss is the mean of both ranks' ½‖Y − target‖², so the half is "
+                "in the gradients already.",
                 "两个 rank，两层 2×2 矩阵，中间 tanh，带动量的 SGD。每个 rank 保存每个矩阵的一半、对应动量的一半，以及自己的样本。"
                 "一层在使用前聚齐，前向一次、反向再一次；梯度求和后每个 rank 保留自己的一半。"
                 "损失是两个 rank 的 ½‖Y−target‖² 的平均，因此 1/2 已在梯度里。",
             ),
             Text(
-                "Freed after forward, a layer is gathered twice and the peak comes late, in the last backward. Kept, or gathered one ahead, it saves "
-                "or hides an exchange and costs a matrix more. Whether the whole weights go before or after the gradient is reduced costs "
-                "two elements here: the reduced piece stands beside them.",
-                "前向后释放：每层聚合两次，峰值出现在最后一次反向。保留或提前聚合：省下或隐藏一次通信，多占一个矩阵。"
-                "先释放完整参数再归约梯度，还是反过来，在这里相差两个元素：归约结果与完整参数同时存在。",
+                "Freed after forward, a layer is gathered twice and the peak comes late, in the last backward. A layer that is kept saves "
+                "a gather, one that is gathered ahead hides it; both cost a matrix more. Weights that go only after the gradient is "
+                "reduced cost two elements more: the reduced piece stands beside them.",
+                "前向后释放：每层聚合两次，峰值出现在最后一次反向。保留省下一次聚合，提前聚合隐藏一次聚合，都多占一个矩阵。"
+                "归约之后才释放完整参数则再多两个元素：归约结果与完整参数同时存在。",
             ),
             Text(
                 "These are the actions of the same strategy that plans and trains real models; an interpreter performs them here on numpy "
@@ -268,7 +269,9 @@ def _steps(ledger: Ledger) -> Iterator[Step]:
     """Event by event: both ranks hold equally much, and different numbers."""
     first = ledger.entries[0][0]
     persistent = first.live - first.elements["gathered"]
-    yield Step(event=Text("begin: pieces of weights and momentum", "开始：权重与动量的分片"), buffers={"live": persistent, "peak": persistent})
+    yield Step(
+        event=Text("begin: pieces of weights and momentum", "开始：权重与动量的分片"), buffers={"live": persistent, "peak": persistent}
+    )
     peak = persistent
     for entries in zip(*(ledger.entries[rank] for rank in range(NUM_RANKS)), strict=True):
         peak = max(peak, entries[0].live)
@@ -319,7 +322,11 @@ def _figures(ledgers: dict[tuple[str, str], Ledger], chosen: Ledger, difference:
     figures["largest_difference"] = Labelled(
         label=Text(f"largest difference from the unsharded weights after {NUM_STEPS} steps", f"{NUM_STEPS} 步后与不分片权重的最大差"),
         figure=Figure(
-            value=difference, unit="1", formula="0", source="both run by the interpreter in float64; equal to the last bit", not_counted="nothing"
+            value=difference,
+            unit="1",
+            formula="0",
+            source="both run by the interpreter in float64; equal to the last bit",
+            not_counted="nothing",
         ),
     )
     return figures
@@ -351,7 +358,11 @@ def _by_order(ledgers: dict[tuple[str, str], Ledger]) -> Table:
             Text("peak, after", "峰值（归约后释放）"),
         ),
         rows=tuple(
-            (words, *(ledgers[name, FREES[0]].counts[op] for op in ("all_gather", "reduce_scatter")), *(ledgers[name, free].peak for free in FREES))
+            (
+                words,
+                *(ledgers[name, FREES[0]].counts[op] for op in ("all_gather", "reduce_scatter")),
+                *(ledgers[name, free].peak for free in FREES),
+            )
             for name, (words, _, _) in ORDERS.items()
         ),
     )
@@ -386,7 +397,11 @@ def _update(sharded: Machine, whole: Machine) -> Table:
             Text("largest difference", "最大差"),
         ),
         rows=tuple(
-            (f"W{number + 1}", *(str(_numbers(one[name])) for one in (WEIGHTS, together, alone)), float(np.abs(together[name] - alone[name]).max()))
+            (
+                f"W{number + 1}",
+                *(str(_numbers(one[name])) for one in (WEIGHTS, together, alone)),
+                float(np.abs(together[name] - alone[name]).max()),
+            )
             for number, name in enumerate(WEIGHTS)
         ),
     )

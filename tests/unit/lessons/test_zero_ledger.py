@@ -75,22 +75,20 @@ def test_the_sharded_update_equals_the_unsharded_one(release, prefetch, free):
 
 
 def test_the_numbers_are_those_of_the_definition():
-    """tanh between two matrices, half the squared distance, its mean over both samples, momentum 0.9, rate 0.1: written out."""
-    first, second = (value.copy() for value in zero_ledger.WEIGHTS.values())
+    """Two matrices with tanh between, half the squared distance, its mean over both samples, momentum 0.9, rate 0.1: written out."""
+    weights = [value.copy() for value in zero_ledger.WEIGHTS.values()]
     momenta = [np.zeros((2, 2)), np.zeros((2, 2))]
     x = np.concatenate([one.inputs for one in zero_ledger.SAMPLES])
     target = np.concatenate([one.targets for one in zero_ledger.SAMPLES])
     for _ in range(3):
-        hidden = np.tanh(x @ first.T)
-        away = (hidden @ second.T - target) / 2
-        gradients = (((away @ second) * (1 - hidden**2)).T @ x, away.T @ hidden)
-        for weight, momentum, gradient in zip((first, second), momenta, gradients, strict=True):
-            momentum *= 0.9
-            momentum += gradient
-            weight -= 0.1 * momentum
+        hidden = np.tanh(x @ weights[0].T)
+        away = (hidden @ weights[1].T - target) / 2
+        gradients = (((away @ weights[1]) * (1 - hidden**2)).T @ x, away.T @ hidden)
+        momenta = [0.9 * momentum + gradient for momentum, gradient in zip(momenta, gradients, strict=True)]
+        weights = [weight - 0.1 * momentum for weight, momentum in zip(weights, momenta, strict=True)]
     machine = zero_ledger.run(zero_ledger.whole_plan(), num_steps=3)
 
-    for expected, found in zip((first, second), machine.parameters().values(), strict=True):
+    for expected, found in zip(weights, machine.parameters().values(), strict=True):
         np.testing.assert_allclose(found, expected, rtol=1e-13)
 
 

@@ -1,7 +1,7 @@
 """The decoder family in numpy: GPT-like and Llama-like models without dropout, forward and backward written out.
 
-Letters of shapes: b sequences, s tokens of a sequence, u of them on this rank's residual stream, h width, H heads and K key-value heads of this
-rank, d head width, f this rank's part of the feed-forward width, V this rank's part of the vocabulary.
+Letters of shapes: b sequences, s tokens of a sequence, u of them on this rank's residual stream, h width, H heads and K key-value heads
+of this rank, d head width, f this rank's part of the feed-forward width, V this rank's part of the vocabulary.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def backward(segment: str, call: Call, inputs: Values) -> Values:
 
 
 def _apply(call: Call, layer: str, x: Array) -> Array:
-    """x W' + bias, if there is one: [..., in] -> [..., out]."""
+    """Return x W' + bias, if there is one: [..., in] -> [..., out]."""
     y: Array = np.einsum("...i,oi->...o", x, call.weights[f"{layer}.weight"], optimize=True)
     return y + call.weights[f"{layer}.bias"] if f"{layer}.bias" in call.weights else y
 
@@ -50,7 +50,8 @@ def _apply_backward(call: Call, layer: str, x: Array, dy: Array, *, bias: bool =
     call.gradients[f"{layer}.weight"][...] += np.tensordot(dy, x, axes=((0, 1), (0, 1)))
     if bias and f"{layer}.bias" in call.weights:
         call.gradients[f"{layer}.bias"][...] += dy.sum(axis=(0, 1))
-    return np.einsum("...o,oi->...i", dy, call.weights[f"{layer}.weight"], optimize=True)
+    dx: Array = np.einsum("...o,oi->...i", dy, call.weights[f"{layer}.weight"], optimize=True)
+    return dx
 
 
 # --- embedding -------------------------------------------------------------------------------------------------------------------
@@ -191,7 +192,7 @@ def _qkv(call: Call, inputs: Values) -> Values:
 
 
 def _qkv_backward(call: Call, inputs: Values) -> Values:
-    """dqkv is the gradient before the turn."""
+    """Of dqkv, the gradient before the turn: `core` has turned it back."""
     dq, dk, dv = (part.reshape(*part.shape[:2], -1) for part in _heads(call, inputs["dqkv"]))
     return {"dh1": sum(_apply_backward(call, name, inputs["h1"], dy) for name, dy in zip("qkv", (dq, dk, dv), strict=True))}
 

@@ -21,6 +21,7 @@ from trainwright.prove.numeric.call import Array, Feed
 from trainwright.prove.numeric.exchange import Channel, Meeting, Transfer
 from trainwright.prove.numeric.pieces import put_together
 from trainwright.prove.numeric.rank import LOSS, SQUARES, Rank
+from trainwright.units import Bytes
 
 Watch: TypeAlias = Callable[[Rank, Action], None]
 """Called after each action with the rank that has done it."""
@@ -76,7 +77,8 @@ class Machine:
         for rank in self.ranks:
             rank.begin(step, num_steps)
         while any(rank.next_action is not None for rank in self.ranks):
-            if not any([self.advance(rank) for rank in self.ranks]):
+            moved = [self.advance(rank) for rank in self.ranks]
+            if not any(moved):
                 raise DeadlockError(self.deadlock())
         recorded = (recorder.take(step, live) for recorder, live in zip(self.recorders, before, strict=True))
         self.events = tuple(event for events in recorded for event in events)
@@ -101,7 +103,7 @@ class Machine:
             moved = True
         return moved
 
-    def note(self, rank: Rank, action: Action, sent_bytes: int) -> None:
+    def note(self, rank: Rank, action: Action, sent_bytes: Bytes) -> None:
         """Record an action that has just been done."""
         live_bytes = rank.live_bytes
         self.peak_bytes[rank.number] = max(self.peak_bytes[rank.number], live_bytes)

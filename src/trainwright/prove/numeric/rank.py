@@ -9,8 +9,22 @@ from typing import assert_never
 
 import numpy as np
 
-from trainwright.ir.action import Action, Alloc, Collective, Compute, Free, Move, Operand, Recv, Save, Send, Started, Update, Wait
-from trainwright.ir.action import WAITED_KIND
+from trainwright.ir.action import (
+    WAITED_KIND,
+    Action,
+    Alloc,
+    Collective,
+    Compute,
+    Free,
+    Move,
+    Operand,
+    Recv,
+    Save,
+    Send,
+    Started,
+    Update,
+    Wait,
+)
 from trainwright.ir.program import Program
 from trainwright.ir.ref import Ref
 from trainwright.ir.site import Site

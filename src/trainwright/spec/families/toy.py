@@ -30,8 +30,18 @@ def toy_model(num_layers: int = 2, width: int = 2) -> Model:
     >>> toy_model().width
     2
     """
-    unused = {"num_heads": 1, "num_kv_heads": 1, "head_width": width, "ffn_width": 1, "vocab": 1, "max_positions": 1}
-    return Model(name=NAME, family=NAME, num_layers=num_layers, width=width, **unused)
+    return Model(
+        name=NAME,
+        family=NAME,
+        num_layers=num_layers,
+        width=width,
+        num_heads=1,
+        num_kv_heads=1,
+        head_width=width,
+        ffn_width=1,
+        vocab=1,
+        max_positions=1,
+    )
 
 
 def describe(model: Model, local: Local) -> Family:

@@ -120,7 +120,9 @@ def torch_run(of, program):
             seen: dict = {}
             results.append(
                 executor.step(
-                    step, NUM_STEPS, observe=lambda one, seen=seen: seen.update({r: t.clone() for r, t in flat_pieces(one.store, "gradients")})
+                    step,
+                    NUM_STEPS,
+                    observe=lambda one, seen=seen: seen.update({r: t.clone() for r, t in flat_pieces(one.store, "gradients")}),
                 )
             )
             gradients.append(seen)
@@ -160,9 +162,7 @@ PLANS = {
     "tensor 2 kept": plan(rows=2, tensor=Tensor(size=2, sequence=True, keep_gathered=True), recompute="selective"),
     "pipeline 2 tied": plan(GPT, pipeline=Pipeline(size=2), microbatches=3),
     "interleaved": plan(pipeline=Pipeline(size=2, schedule="interleaved", chunks=2), recompute="full"),
-    "2 x 2 x 2": plan(
-        pipeline=Pipeline(size=2), zero=Zero(size=2), tensor=Tensor(size=2, sequence=True), recompute="full"
-    ),
+    "2 x 2 x 2": plan(pipeline=Pipeline(size=2), zero=Zero(size=2), tensor=Tensor(size=2, sequence=True), recompute="full"),
 }
 
 
@@ -182,7 +182,9 @@ def test_two_executors_agree(of):
         assert found.equal, str(found.first_difference)
         if step == 0:
             assert [told(event) for one in ranks for event in one[3]] == [told(event) for event in machine.events]
-    found = compare_parameters(first_copies(of, {rank: one[2] for rank, one in enumerate(ranks)}), machine.parameters(), tolerance=TOLERANCE)
+    found = compare_parameters(
+        first_copies(of, {rank: one[2] for rank, one in enumerate(ranks)}), machine.parameters(), tolerance=TOLERANCE
+    )
     assert found.equal, str(found.first_difference)
     assert [one[4] for one in ranks] == machine.peak_bytes
 
@@ -231,7 +233,8 @@ def test_a_deadlock_names_each_waiting_action():
     of = PLANS["pipeline 2 tied"]
     program = lower(of)
     silent = {
-        name: tuple(one for one in actions if not (isinstance(one, Send) and name.startswith("forward"))) for name, actions in program.templates.items()
+        name: tuple(one for one in actions if not (isinstance(one, Send) and name.startswith("forward")))
+        for name, actions in program.templates.items()
     }
     machine = Machine(of, dataclasses.replace(program, templates=silent), feed=numpy_feed(of), parameters=initial(of, program))
 
