@@ -1,0 +1,1 @@
+"""The parts of a report page: charts in SVG, and one file a section."""
