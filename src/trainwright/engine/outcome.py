@@ -111,9 +111,9 @@ class Outcome:
         """Tokens of all ranks in a second of the median step."""
         return self.tokens_per_step / self.typical_step_s
 
-    def measured(self) -> dict[str, Any]:
-        """What was measured, as the JSON document holds it: of the rank with the most to do, and the sums of all."""
-        slowest = max(self.ranks, key=lambda one: (one.compute_s + one.update_s, -one.rank))
+    def measured(self, position: int = 0) -> dict[str, Any]:
+        """What was measured, as the JSON document holds it: time and wire of the first rank of a pipeline position, memory of the fullest rank."""
+        speaker = next(one for one in self.ranks if one.position == position)
         return {
             "step_s": self.typical_step_s,
             "tokens_per_s": self.tokens_per_s,
@@ -126,17 +126,17 @@ class Outcome:
                     "payload_bytes": one.payload_bytes,
                     "sent_bytes_per_rank": one.sent_bytes,
                 }
-                for one in slowest.wire
+                for one in speaker.wire
             ],
             "sent_bytes_per_step": sum(one.sent_bytes for rank in self.ranks for one in rank.wire),
             "time": {
-                "compute_s": slowest.compute_s,
-                "exposed_wire_s": slowest.exposed_wire_s,
-                "update_s": slowest.update_s,
-                "other_s": slowest.other_s,
+                "compute_s": speaker.compute_s,
+                "exposed_wire_s": speaker.exposed_wire_s,
+                "update_s": speaker.update_s,
+                "other_s": speaker.other_s,
             },
-            "recorded_step_s": slowest.step_s,
-            "rank": slowest.rank,
+            "recorded_step_s": speaker.step_s,
+            "rank": speaker.rank,
             "peak_bytes_by_rank": [one.peak_bytes for one in self.ranks],
         }
 

@@ -1,0 +1,157 @@
+"""The public names of Trainwright: what the command line does, from Python.
+
+    plan = trainwright.load("plan.toml", **{"parallel.tensor.size": 4})
+    trainwright.predict(plan)
+    trainwright.prove(plan)
+    trainwright.run(plan)
+
+Each takes a Plan, the path of a plan file, or the name of a model in the catalog. Nothing heavy is loaded before it is needed; torch by `prove` and `run` alone.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from trainwright.engine.data import Corpus
+    from trainwright.engine.run import Run
+    from trainwright.engine.trial import Verdict
+    from trainwright.plan.load import Command
+    from trainwright.plan.plan import Plan
+    from trainwright.predict.predict import Prediction
+    from trainwright.prove.prove import Proof
+
+__all__ = ["Plan", "load", "predict", "prove", "run"]
+
+
+def __getattr__(name: str) -> Any:  # noqa: ANN401 (an attribute of a module may be anything)
+    """`Plan`, loaded when it is first asked for."""
+    if name == "Plan":
+        from trainwright.plan.plan import Plan
+
+        return Plan
+    message = f"module 'trainwright.api' has no attribute '{name}'"
+    raise AttributeError(message)
+
+
+def load(plan: Plan | str | Path, command: Command = "predict", /, **overrides: Any) -> Plan:  # noqa: ANN401
+    """Read a plan file, or make the default plan of a model in the catalog; `overrides` are settings by dotted path.
+
+    `command` tells which default plan the name of a model means: 8 x h100-sxm for "predict", one process of this machine for "prove" and "run".
+    Raises PlanError with every Problem.
+    """
+    from trainwright.plan.check import demand
+    from trainwright.plan.load import load as read
+    from trainwright.plan.plan import Plan
+
+    if isinstance(plan, Plan):
+        return demand(plan.replace_settings(overrides) if overrides else plan)
+    return read(plan, overrides, command)
+
+
+def predict(plan: Plan | str | Path, **overrides: Any) -> Prediction:  # noqa: ANN401
+    """What the plan costs, before it runs: time, memory, wire, money."""
+    from trainwright.predict.predict import predict as priced
+
+    return priced(load(plan, "predict", **overrides))
+
+
+def prove(plan: Plan | str | Path, **options: Any) -> Proof:  # noqa: ANN401
+    """Execute the shrunk plan in float64 and compare it with the unsharded reference; options are those of `trainwright.prove.prove.prove`."""
+    from trainwright.prove.prove import prove as proved
+
+    return proved(load(plan, "prove"), **options)
+
+
+def run(
+    plan: Plan | str | Path,
+    *,
+    folder: str | Path | None = None,
+    resume: bool = False,
+    stop_after: int | None = None,
+    profile: bool = False,
+    progress: bool = False,
+    told: Callable[[Prediction], None] | None = None,
+) -> Run:
+    """Train for real, and put what was measured beside what was predicted.
+
+    folder      where metrics and traces go; None: runs/NAME/TIME in the current folder
+    resume      go on from the newest checkpoint
+    stop_after  stop when so many steps are done, counted from the beginning of the run
+    profile     write a trace of the recorded steps
+    told        called with the prediction before the first step; what it raises ends the run
+
+    A plan for the cluster `local` is run on processes of this machine, which is measured first; any other by ranks that torchrun started.
+    Raises PlanError where plan, text, checkpoints or number of ranks do not allow it.
+    """
+    from trainwright.engine.launch import launch
+    from trainwright.engine.run import Run
+    from trainwright.engine.train import Options, train
+
+    plan = load(plan, "run")
+    corpus = _ready(plan, resume=resume)
+    prediction = predict(_measured(plan))
+    if told is not None:
+        told(prediction)
+    options = Options(folder=_folder(plan, folder), resume=resume, stop_after=stop_after, profile=profile, progress=progress)
+    outcome = launch(plan, lambda world: train(world, plan, corpus, options))
+    return Run(plan=plan, outcome=outcome, prediction=prediction.to_json())
+
+
+def check(plan: Plan | str | Path) -> list[Verdict]:
+    """Try a plan for a few steps on one batch: whether its loss falls, its state is saved and restored, and all its parameters learn."""
+    from trainwright.engine.launch import launch
+    from trainwright.engine.trial import trial
+
+    plan = load(plan, "run")
+    corpus = _ready(replace(plan, run=replace(plan.run, checkpoint=None)), resume=False)
+    with tempfile.TemporaryDirectory(prefix="trainwright-check-") as scratch:
+        return launch(plan, lambda world: trial(world, plan, corpus, Path(scratch)))
+
+
+def _ready(plan: Plan, *, resume: bool) -> Corpus:
+    """Look at everything outside the plan that a run needs, and read the text. Raises PlanError."""
+    from trainwright.engine.launch import demand_ranks
+    from trainwright.engine.train import corpus_of, prepare_checkpoints
+    from trainwright.plan.check import check_run
+    from trainwright.problems import raise_all
+
+    raise_all(problem.at(*plan.source.place(problem.path or "")) for problem in check_run(plan))
+    demand_ranks(plan)
+    corpus = corpus_of(plan)
+    prepare_checkpoints(plan, resume=resume)
+    return corpus
+
+
+def _measured(plan: Plan) -> Plan:
+    """The plan on this machine as it was measured, if it is for this machine."""
+    from trainwright.engine.launch import launch
+    from trainwright.engine.measure import cluster_of, measure
+
+    if not plan.cluster.is_local:
+        return plan
+    figures = launch(plan, lambda world: measure(world, plan))
+    return replace(plan, cluster=cluster_of(plan.cluster, figures))
+
+
+def _folder(plan: Plan, asked: str | Path | None) -> Path:
+    """The folder of a run, made. Raises PlanError if it cannot be."""
+    from trainwright.problems import PlanError, Problem
+
+    name = plan.source.file.stem if plan.source.file is not None else plan.model.name
+    folder = Path(asked) if asked is not None else Path("runs") / name / time.strftime("%Y%m%d-%H%M%S")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise PlanError(
+            Problem(f"the folder {folder} cannot be written: {error.strerror or error}", given=str(folder), attempt="--out FOLDER")
+        ) from None
+    return folder

@@ -1,0 +1,71 @@
+"""Where the ranks of a plan come from: forked by this process for a plan of this machine, else by torchrun."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from trainwright.engine.world import World, from_environment, is_launched, run_processes
+from trainwright.plan.plan import Plan
+from trainwright.problems import PlanError, Problem
+
+Result = TypeVar("Result")
+
+PORT = 29500
+"""The port of torchrun's own examples."""
+
+
+def demand_ranks(plan: Plan) -> None:
+    """Raise PlanError if the ranks that the plan needs are neither there nor can be started here."""
+    if is_launched():
+        size = int(os.environ["WORLD_SIZE"])
+        if size != plan.num_devices:
+            raise PlanError(
+                Problem(
+                    f"torchrun started {size} processes, and the plan needs {plan.num_devices}",
+                    path="WORLD_SIZE",
+                    given=size,
+                    allowed=f"{plan.num_devices}, the product of the sizes in [parallel]",
+                    attempt="trainwright run PLAN --print-launch prints the right command",
+                )
+            )
+    elif not plan.cluster.is_local:
+        raise PlanError(
+            Problem(
+                f"the plan needs {plan.num_devices} processes on {plan.cluster.device.name}, and this is 1 process that torchrun did not start",
+                path="cluster",
+                given=f"{plan.cluster.num_nodes} nodes of {plan.cluster.devices_per_node} {plan.cluster.device.name}",
+                allowed=f"{plan.num_devices} processes started by torchrun, or a plan for the cluster local",
+                attempt="trainwright run PLAN --print-launch, or --cluster.name local with sizes that this machine can hold",
+            ).at(*plan.source.place("cluster"))
+        )
+
+
+def launch(plan: Plan, body: Callable[[World], Result]) -> Result:
+    """Run `body` as every rank, and return what rank 0 (under torchrun: this rank) returned. `demand_ranks` has been asked before."""
+    if not is_launched():
+        return run_processes(body, plan.num_devices)[0]
+    world = from_environment()
+    try:
+        return body(world)
+    finally:
+        world.close()
+
+
+def speaks() -> bool:
+    """Whether this process tells the user: it started the ranks itself, or is the first of them."""
+    return not is_launched() or os.environ["RANK"] == "0"
+
+
+def launch_commands(plan: Plan, arguments: Sequence[str]) -> list[str]:
+    """The command of each node, to be run with `trainwright` installed; `arguments` are those of `trainwright run`."""
+    nodes, each = plan.cluster.num_nodes, plan.cluster.devices_per_node
+    tail = f"-m trainwright run {shlex.join(arguments)}"
+    if nodes == 1:
+        return [f"torchrun --standalone --nproc-per-node {each} {tail}"]
+    return [
+        f'torchrun --nnodes {nodes} --node-rank {node} --nproc-per-node {each} --master-addr "$MASTER_ADDR" --master-port {PORT} {tail}'
+        for node in range(nodes)
+    ]
