@@ -5,7 +5,8 @@
     trainwright.prove(plan)
     trainwright.run(plan)
 
-Each takes a Plan, the path of a plan file, or the name of a model in the catalog. Nothing heavy is loaded before it is needed; torch by `prove` and `run` alone.
+Each takes a Plan, the path of a plan file, or the name of a model in the catalog. Nothing heavy is loaded before it is needed;
+torch by `prove` and `run` alone.
 """
 
 from __future__ import annotations
@@ -43,7 +44,8 @@ def __getattr__(name: str) -> Any:  # noqa: ANN401 (an attribute of a module may
 def load(plan: Plan | str | Path, command: Command = "predict", /, **overrides: Any) -> Plan:  # noqa: ANN401
     """Read a plan file, or make the default plan of a model in the catalog; `overrides` are settings by dotted path.
 
-    `command` tells which default plan the name of a model means: 8 x h100-sxm for "predict", one process of this machine for "prove" and "run".
+    `command` tells which default plan the name of a model means: 8 x h100-sxm for "predict", one process of this machine for "prove"
+    and "run".
     Raises PlanError with every Problem.
     """
     from trainwright.plan.check import demand
@@ -63,7 +65,10 @@ def predict(plan: Plan | str | Path, **overrides: Any) -> Prediction:  # noqa: A
 
 
 def prove(plan: Plan | str | Path, **options: Any) -> Proof:  # noqa: ANN401
-    """Execute the shrunk plan in float64 and compare it with the unsharded reference; options are those of `trainwright.prove.prove.prove`."""
+    """Execute the shrunk plan in float64 and compare it with the unsharded reference.
+
+    Options are those of `trainwright.prove.prove.prove`: max_ranks, processes, dtype.
+    """
     from trainwright.prove.prove import prove as proved
 
     return proved(load(plan, "prove"), **options)

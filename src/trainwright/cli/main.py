@@ -1,7 +1,7 @@
 """The command line: finds the verb, reads its arguments, and turns whatever goes wrong into a message and an exit code.
 
-A verb is a file of this folder with HELP, `add_arguments(parser)` and `run(args) -> int`; it is imported when it is called. Verbs that take a PLAN
-also take every setting of it as an option (`--parallel.tensor.size 4`): these become `args.overrides`, by dotted path.
+A verb is a file of this folder with HELP, `add_arguments(parser)` and `run(args) -> int`; it is imported when it is called. Verbs
+that take a PLAN also take every setting of it as an option (`--parallel.tensor.size 4`): these become `args.overrides`, by dotted path.
 """
 
 from __future__ import annotations
@@ -172,7 +172,9 @@ def _unknown(parser: Parser, word: str) -> Problem:
     """An option, or one word too many, that the verb does not know."""
     name = word.partition("=")[0]
     if not name.startswith("-"):
-        return Problem(f'"{word}" is one argument too many', given=word, allowed=" ".join(parser.format_usage().removeprefix("usage: ").split()))
+        return Problem(
+            f'"{word}" is one argument too many', given=word, allowed=" ".join(parser.format_usage().removeprefix("usage: ").split())
+        )
     close = nearest(name, parser.options)
     if close is None and parser.takes("plan"):
         close = _full_name(name.lstrip("-").replace("-", "_"))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -32,7 +32,9 @@ class DoesNotFit(Exception):  # noqa: N818 - named for what was found
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of this verb."""
     parser.add_argument("plan", metavar="PLAN", help="a plan file, or the name of a model (then on one process of this machine)")
-    parser.add_argument("--check", action="store_true", help="only try it: one batch's loss falls, save and restore agree, all parameters learn")
+    parser.add_argument(
+        "--check", action="store_true", help="only try it: one batch's loss falls, save and restore agree, all parameters learn"
+    )
     parser.add_argument("--resume", action="store_true", help="go on from the newest checkpoint of the plan's folder")
     parser.add_argument("--stop-after", metavar="STEPS", type=int, default=None, help="stop when so many steps of the run are done")
     parser.add_argument("--profile", action="store_true", help="write a trace of some steps for ui.perfetto.dev")
@@ -99,7 +101,8 @@ def does_not_fit(prediction: Prediction) -> str:
 
     memory = prediction.to_json()["memory"]
     needs, has = show_bytes(memory["reserved_bytes"]), show_bytes(memory["capacity_bytes"])
-    return f"the plan does not fit: a rank needs {needs}, and has {has}\n  try      a smaller model or microbatch, or more devices in parallel.zero.size"
+    attempt = "a smaller model or microbatch, or more devices in parallel.zero.size"
+    return f"the plan does not fit: a rank needs {needs}, and has {has}\n  try      {attempt}"
 
 
 def check(plan: Plan, *, as_json: bool) -> int:
@@ -145,7 +148,7 @@ def print_launch(plan: Plan, args: argparse.Namespace) -> int:
 
 def arguments(args: argparse.Namespace) -> list[str]:
     """The command line again, without --print-launch."""
-    plan = os.path.abspath(args.plan) if os.path.exists(args.plan) else args.plan
+    plan = str(Path(args.plan).resolve()) if Path(args.plan).is_file() else args.plan
     flags = [f"--{name}" for name in ("check", "resume", "profile", "json") if getattr(args, name)]
     stop = ["--stop-after", str(args.stop_after)] if args.stop_after is not None else []
     out = ["--out", args.out] if args.out is not None else []

@@ -34,7 +34,7 @@ def demand_ranks(plan: Plan) -> None:
     elif not plan.cluster.is_local:
         raise PlanError(
             Problem(
-                f"the plan needs {plan.num_devices} processes on {plan.cluster.device.name}, and this is 1 process that torchrun did not start",
+                f"the plan needs {plan.num_devices} processes on {plan.cluster.device.name}, and this is 1, not started by torchrun",
                 path="cluster",
                 given=f"{plan.cluster.num_nodes} nodes of {plan.cluster.devices_per_node} {plan.cluster.device.name}",
                 allowed=f"{plan.num_devices} processes started by torchrun, or a plan for the cluster local",

@@ -1,7 +1,8 @@
 """A few seconds' measurement of this machine, so that a prediction of a local run speaks of it and not of a guess.
 
-All ranks measure at once, as they will work: processes on cores of one machine share its memory and its caches. Matrix products and memory are measured
-by themselves; attention, streaming operators and the host's own time on one block of the plan's model; the wire on messages of the plan's size.
+All ranks measure at once, as they will work: processes on cores of one machine share its memory and its caches. Matrix products
+and memory are measured by themselves; attention, streaming operators and the host's own time on one block of the plan's model; the wire on
+messages of the plan's size.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import dataclasses
 import os
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -29,23 +30,30 @@ from trainwright.engine.world import World
 from trainwright.ir.action import Compute
 from trainwright.ir.event import Event
 from trainwright.ir.site import Site
-from trainwright.ir.work import Op, OpKind, Work
+from trainwright.ir.work import Op, OpKind
+from trainwright.ir.work import Work as ActionWork
 from trainwright.plan.lower import lower
 from trainwright.plan.plan import Parallel, Plan
 from trainwright.spec.cluster import Cluster
 from trainwright.spec.device import Source
+from trainwright.strategies.recompute import Recompute
 from trainwright.units import Bytes, Seconds
 
-NUM_STEPS = 6
+NUM_ROUNDS = 9
 NUM_WARM_UP = 2
 MOST_VOCAB = 4096
 MOST_TOKENS = 2048
 GEMM_SIZE = 512
+PRODUCT_FLOPS = 4e8
 COPY_BYTES = 1 << 24
 SMALL_MESSAGE_BYTES = 1 << 12
 LARGE_MESSAGE_BYTES = (1 << 16, 1 << 23)
-REPEATED_S = 0.15
-"""How long each kernel is repeated."""
+SHORTEST_S = 1e-6
+LEAST_STREAMING = 0.1
+"""Norms and activations take at least this share of what is no attention, however fast the products seemed."""
+
+NO_WIRE = 1e9
+"""The rate of a wire that one rank alone never uses."""
 
 MEASURED = Source("measured on this machine by the run that this prediction is for", "verified")
 
@@ -120,72 +128,92 @@ def cluster_of(cluster: Cluster, figures: Figures) -> Cluster:
 
 
 def _measured(world: World, plan: Plan) -> Figures:
+    """Measure everything in turn, several rounds: what disturbs the machine for a while disturbs all of it alike."""
     compute = plan.precision.resolved(plan.cluster.stack).compute
-    world.barrier()
-    gemm = {fmt: gemm_flops_per_s(GEMM_SIZE, GEMM_SIZE, GEMM_SIZE, DTYPES[fmt]) for fmt in dict.fromkeys((compute, "fp32"))}
-    block = _block_plan(plan)
-    tokens, width = block.batch.microbatch_sequences * block.batch.sequence_tokens, block.model.width
-    rows = block.model.ffn_width
-    dtype = DTYPES[compute]
-    forward = gemm_flops_per_s(tokens, width, rows, dtype)
-    weight = gemm_flops_per_s(rows, tokens, width, dtype, transposed=True)
-    copy = copy_bytes_per_s()
-    launch = launch_s()
-    peak = gemm[compute]
-    times = _block_times(block, world)
-    attention = {kind: times.flops[kind] / max(times.seconds[kind], 1e-9) / peak for kind in _ATTENTION if times.flops[kind]}
-    gemm_s = times.flops[OpKind.GEMM] / forward + times.flops[OpKind.GEMM_WEIGHT] / weight + times.num_gemms * launch
-    streaming_s = max(times.other_s - gemm_s, 0.1 * times.other_s)
-    rate, message_s = wire_rate(world, _message_bytes(plan))
+    small = block_plan(plan)
+    tokens, width, rows = small.batch.global_sequences * small.batch.sequence_tokens, small.model.width, small.model.ffn_width
+    block, message_bytes = Block(small), _message_bytes(plan)
+    formats = tuple(dict.fromkeys((compute, "fp32")))
+    works = {
+        **{fmt: product(GEMM_SIZE, GEMM_SIZE, GEMM_SIZE, DTYPES[fmt]) for fmt in formats},
+        "forward": product(tokens, width, rows, DTYPES[compute]),
+        "weight": product(rows, tokens, width, DTYPES[compute], transposed=True),
+        "copy": copy(),
+        "launch": launches(),
+        "block": Work(block.step, 1),
+        "message": Work(lambda: exchange(world, SMALL_MESSAGE_BYTES), 1),
+        "payload": Work(lambda: exchange(world, message_bytes), 1),
+    }
+    seconds = in_turn(world, works)
+    rate = {name: works[name].amount / seconds[name] for name in (*formats, "forward", "weight", "copy")}
+    launch_s = seconds["launch"] / works["launch"].amount
+    times = block.times()
+    attention = {kind: times.flops[kind] / max(times.seconds[kind], 1e-9) / rate[compute] for kind in _ATTENTION if times.flops[kind]}
+    gemm_s = times.flops[OpKind.GEMM] / rate["forward"] + times.flops[OpKind.GEMM_WEIGHT] / rate["weight"] + times.num_gemms * launch_s
+    streaming_s = max(times.other_s - gemm_s, LEAST_STREAMING * times.other_s)
+    sent_bytes = message_bytes * (world.size - 1) / world.size
     return Figures(
-        gemm_flops_per_s=gemm,
-        gemm_efficiency=forward / peak,
-        weight_efficiency=weight / forward,
-        copy_bytes_per_s=copy,
-        streaming_efficiency=times.streamed_bytes / streaming_s / copy,
+        gemm_flops_per_s={fmt: rate[fmt] for fmt in formats},
+        gemm_efficiency=rate["forward"] / rate[compute],
+        weight_efficiency=rate["weight"] / rate["forward"],
+        copy_bytes_per_s=rate["copy"],
+        streaming_efficiency=times.streamed_bytes / streaming_s / rate["copy"],
         attention_forward=attention.get(OpKind.ATTENTION_FORWARD, 1.0),
         attention_backward=attention.get(OpKind.ATTENTION_BACKWARD, 1.0),
         host_s=times.host_s,
-        launch_s=launch,
-        wire_bytes_per_s=rate,
-        message_s=message_s,
+        launch_s=launch_s,
+        wire_bytes_per_s=sent_bytes / max(seconds["payload"] - seconds["message"], SHORTEST_S) if sent_bytes else NO_WIRE,
+        message_s=seconds["message"] if sent_bytes else 0.0,
         memory_bytes=memory_of_this_machine() // world.size,
     )
+
+
+def in_turn(world: World, works: Mapping[str, Work]) -> dict[str, Seconds]:
+    """Median seconds of each work; every round does all of them, on all ranks at once."""
+    seconds: dict[str, list[Seconds]] = {name: [] for name in works}
+    for _ in range(NUM_ROUNDS):
+        for name, work in works.items():
+            world.barrier()
+            start_s = time.perf_counter()
+            work.do()
+            seconds[name].append(time.perf_counter() - start_s)
+    return {name: median(each[NUM_WARM_UP:]) for name, each in seconds.items()}
 
 
 # --- single kernels ---------------------------------------------------------------------------------------------------------------
 
 
-def repeated_s(work: Callable[[], object], least_s: Seconds = REPEATED_S) -> Seconds:
-    """Median time of `work`, repeated for a while after one time that does not count."""
-    work()
-    seconds: list[float] = []
-    end_s = time.perf_counter() + least_s
-    while time.perf_counter() < end_s or not seconds:
-        start_s = time.perf_counter()
-        work()
-        seconds.append(time.perf_counter() - start_s)
-    return median(seconds)
+@dataclass(frozen=True, slots=True)
+class Work:
+    """Something to be timed, and how much it does: FLOPs, bytes, or a count."""
+
+    do: Callable[[], object]
+    amount: float
 
 
-def gemm_flops_per_s(m: int, k: int, n: int, dtype: torch.dtype, *, transposed: bool = False) -> float:
-    """Rate of a product [m, k] x [k, n]; the right matrix is stored [n, k] as a layer's weights are, or with `transposed` the left one [k, m]."""
+def product(m: int, k: int, n: int, dtype: torch.dtype, *, transposed: bool = False) -> Work:
+    """Matrix products [m, k] x [k, n], a few milliseconds of them.
+
+    The right matrix is stored [n, k], as a layer's weights are; with `transposed` the left one is stored [k, m], as for their gradient.
+    """
     left = torch.ones((k, m), dtype=dtype).t() if transposed else torch.ones((m, k), dtype=dtype)
     right = torch.ones((k, n), dtype=dtype) if transposed else torch.ones((n, k), dtype=dtype).t()
-    return 2 * m * k * n / repeated_s(lambda: torch.mm(left, right))
+    flops = 2 * m * k * n
+    times = max(1, round(PRODUCT_FLOPS / flops))
+    return Work(lambda: [torch.mm(left, right) for _ in range(times)], flops * times)
 
 
-def copy_bytes_per_s(num_bytes: Bytes = COPY_BYTES) -> float:
-    """Bytes read and written in a second by a copy that does not fit into the cache of a core."""
+def copy(num_bytes: Bytes = COPY_BYTES) -> Work:
+    """A copy that does not fit into the cache of a core; bytes read and written."""
     source = torch.zeros(num_bytes, dtype=torch.uint8)
     target = torch.empty_like(source)
-    return 2 * num_bytes / repeated_s(lambda: target.copy_(source))
+    return Work(lambda: target.copy_(source), 2 * num_bytes)
 
 
-def launch_s() -> Seconds:
-    """Time of an operator on one number."""
+def launches(times: int = 200) -> Work:
+    """Operators on one number."""
     one = torch.zeros(1, dtype=torch.float32)
-    return repeated_s(lambda: [one.add_(1.0) for _ in range(100)], REPEATED_S / 3) / 100
+    return Work(lambda: [one.add_(1.0) for _ in range(times)], times)
 
 
 def memory_of_this_machine() -> Bytes:
@@ -215,11 +243,10 @@ class BlockTimes:
     host_s: Seconds
 
 
-def _block_plan(plan: Plan) -> Plan:
+def block_plan(plan: Plan) -> Plan:
     """A model of one block, as large as a tensor rank's part of the plan's, on one process."""
     size, model = plan.size("tensor"), plan.model
-    most_sequences = max(1, MOST_TOKENS // plan.batch.sequence_tokens)
-    sequences = min(plan.batch.microbatch_sequences, most_sequences)
+    sequences = min(plan.batch.microbatch_sequences, max(1, MOST_TOKENS // plan.batch.sequence_tokens))
     return dataclasses.replace(
         plan,
         model=dataclasses.replace(
@@ -233,34 +260,41 @@ def _block_plan(plan: Plan) -> Plan:
         cluster=plan.cluster.with_devices(1),
         batch=dataclasses.replace(plan.batch, global_sequences=sequences, microbatch_sequences=sequences),
         parallel=Parallel(),
-        recompute=type(plan.recompute)(),
+        recompute=Recompute(),
     )
 
 
-def _block_times(plan: Plan, world: World) -> BlockTimes:
-    program = lower(plan)
-    alone = World(rank=0, size=1, wire=Wire(Switchboard(1).transport(0)))
-    batch = plan.batch
-    feed = PaddedFeed(
-        vocab_size=plan.model.vocab,
-        sequence_tokens=batch.sequence_tokens,
-        global_sequences=batch.global_sequences,
-        microbatch_sequences=batch.microbatch_sequences,
-    )
-    store = initial_store(plan, program, 0)
-    recorder = Recorder(0, 0)
-    executor = Executor(plan, program, alone, feed, store, recorder)
-    world.barrier()
-    steps: list[tuple[Seconds, tuple[Event, ...]]] = []
-    for step in range(NUM_STEPS):
+class Block:
+    """A one-block model and an executor of its own; `step` trains it on random tokens and is recorded."""
+
+    def __init__(self, plan: Plan) -> None:
+        """Make its buffers."""
+        program, batch = lower(plan), plan.batch
+        feed = PaddedFeed(
+            vocab_size=plan.model.vocab,
+            sequence_tokens=batch.sequence_tokens,
+            global_sequences=batch.global_sequences,
+            microbatch_sequences=batch.microbatch_sequences,
+        )
+        alone = World(rank=0, size=1, wire=Wire(Switchboard(1).transport(0)))
+        self.recorder = Recorder(0, 0)
+        self.executor = Executor(plan, program, alone, feed, initial_store(plan, program, 0), self.recorder)
+        self.steps: list[tuple[Seconds, tuple[Event, ...]]] = []
+
+    def step(self) -> None:
+        """One step."""
         start_s = time.perf_counter()
-        executor.step(step, NUM_STEPS)
-        steps.append((time.perf_counter() - start_s, recorder.take(step, 0)))
-    work = {(one.site, one.function): one.work for one in executor.actions if isinstance(one, Compute)}
-    return _folded(steps[NUM_WARM_UP:], work)
+        self.executor.step(len(self.steps), NUM_ROUNDS)
+        elapsed_s = time.perf_counter() - start_s
+        self.steps.append((elapsed_s, self.recorder.take(len(self.steps), 0)))
+
+    def times(self) -> BlockTimes:
+        """Where the time of a step goes."""
+        work = {(one.site, one.function): one.work for one in self.executor.actions if isinstance(one, Compute)}
+        return _folded(self.steps[NUM_WARM_UP:], work)
 
 
-def _folded(steps: Sequence[tuple[Seconds, tuple[Event, ...]]], work: dict[tuple[Site, str], Work]) -> BlockTimes:
+def _folded(steps: Sequence[tuple[Seconds, tuple[Event, ...]]], work: Mapping[tuple[Site, str], ActionWork]) -> BlockTimes:
     """Typical times of a step: the median over steps of each event."""
     seconds: dict[tuple[Site, str], list[float]] = defaultdict(list)
     for _, events in steps:
@@ -300,24 +334,9 @@ def _message_bytes(plan: Plan) -> Bytes:
     return min(max(4 * elements, least), most)
 
 
-def wire_rate(world: World, payload_bytes: Bytes) -> tuple[float, Seconds]:
-    """Bytes that each rank sends in a second while all gather and reduce messages of that size; the time of a tiny exchange."""
-    if world.size == 1:
-        return 1e9, 0.0
-    small_s, large_s = (_exchange_s(world, num_bytes) for num_bytes in (SMALL_MESSAGE_BYTES, payload_bytes))
-    sent_bytes = payload_bytes * (world.size - 1) / world.size
-    return sent_bytes / max(large_s - small_s, 1e-6), small_s
-
-
-def _exchange_s(world: World, payload_bytes: Bytes, num_times: int = 12) -> Seconds:
-    """Typical time of an all_gather and of a reduce_scatter, their mean. All ranks do the same number of them."""
-    each = max(1, payload_bytes // 4 // world.size)
+def exchange(world: World, payload_bytes: Bytes) -> None:
+    """Half as many bytes in an all_gather and in a reduce_scatter each: what an exchange of `payload_bytes` costs on average."""
+    each = max(1, payload_bytes // 8 // world.size)
     full, part = torch.zeros(each * world.size, dtype=torch.float32), torch.zeros(each, dtype=torch.float32)
-    seconds: list[float] = []
-    for _ in range(num_times):
-        world.barrier()
-        start_s = time.perf_counter()
-        world.wire.start_all_gather(full, part, world.ranks, WORLD).wait()
-        world.wire.start_reduce_scatter(part, full, world.ranks, WORLD).wait()
-        seconds.append((time.perf_counter() - start_s) / 2)
-    return median(seconds[2:])
+    world.wire.start_all_gather(full, part, world.ranks, WORLD).wait()
+    world.wire.start_reduce_scatter(part, full, world.ranks, WORLD).wait()

@@ -112,7 +112,10 @@ class Outcome:
         return self.tokens_per_step / self.typical_step_s
 
     def measured(self, position: int = 0) -> dict[str, Any]:
-        """What was measured, as the JSON document holds it: time and wire of the first rank of a pipeline position, memory of the fullest rank."""
+        """What was measured, as the JSON document holds it.
+
+        Time and wire are those of the first rank of a pipeline position, memory is that of the fullest rank.
+        """
         speaker = next(one for one in self.ranks if one.position == position)
         return {
             "step_s": self.typical_step_s,

@@ -11,7 +11,10 @@ _REDRAWN_S = 0.2
 
 
 class Progress:
-    """Shows how far a run has come. `shown` is False on all ranks but the first; without a terminal nothing is printed, and rich is not loaded."""
+    """Shows how far a run has come.
+
+    `shown` is False on all ranks but the first. Without a terminal nothing is printed, and rich is not loaded.
+    """
 
     def __init__(self, num_steps: int, first_step: int = 0, *, shown: bool = True) -> None:
         """Be ready to show steps `first_step` to `num_steps`."""
@@ -25,7 +28,8 @@ class Progress:
         """Begin to show."""
         if self.shown:
             from rich.console import Console
-            from rich.progress import BarColumn, MofNCompleteColumn, Progress as Bar, TextColumn, TimeRemainingColumn
+            from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+            from rich.progress import Progress as Bar
 
             columns = (TextColumn("{task.description}"), BarColumn(bar_width=30), MofNCompleteColumn(), TimeRemainingColumn())
             self._bar = Bar(*columns, console=Console(stderr=True), auto_refresh=False, transient=True)

@@ -89,7 +89,9 @@ class Run:
         if out.looks:
             final = out.looks[-1].loss
             looks = ", ".join(f"{look.loss:.3f} after {look.step}" for look in out.looks[-4:])
-            below = f"{out.unigram_entropy - final:+.3f} below" if final <= out.unigram_entropy else f"{final - out.unigram_entropy:.3f} above"
+            below = (
+                f"{out.unigram_entropy - final:+.3f} below" if final <= out.unigram_entropy else f"{final - out.unigram_entropy:.3f} above"
+            )
             yield f"  validation  {looks} nat/byte: {below.lstrip('+')} the {out.unigram_entropy:.3f} of letter frequencies alone"
         yield ""
         yield from _table(self.predicted(), out.measured(self.critical_position))

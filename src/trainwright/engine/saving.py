@@ -1,6 +1,7 @@
 """What a run saves so that it can be resumed to the last bit: the persistent buffers of each rank, the data cursor, the step.
 
-Random numbers have no state: they depend on seed, step and place alone. The settings that a resumed run must share with the saved one are saved too.
+Random numbers have no state: they depend on seed, step and place alone. The settings that a resumed run must share with the saved
+one are saved too.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The trial of a plan (`run --check`): a few steps on one batch tell whether training can work at all.
 
-Three things are looked at: the loss of one batch falls when that batch is learned, what is saved comes back to the last bit, and every parameter has
-a gradient that is finite and not zero.
+Three things are looked at: the loss of one batch falls when that batch is learned, what is saved comes back to the last bit, and
+every parameter has a gradient that is finite and not zero.
 """
 
 from __future__ import annotations
