@@ -9,24 +9,16 @@ from itertools import pairwise
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from small_plans import GPT, small_plan
 
 from trainwright.ir.action import WAITED_KIND, Action, Collective, Recv, Send, Wait
 from trainwright.ir.program import Program
 from trainwright.plan.lower import lower
-from trainwright.plan.plan import Parallel, Plan
+from trainwright.plan.plan import Plan
 from trainwright.predict.memory import Memory
 from trainwright.predict.price import Prices, price
 from trainwright.predict.simulate import simulate
 from trainwright.predict.slopes import crosses_roles
-from trainwright.spec import catalog
-from trainwright.spec.batch import Batch
-from trainwright.spec.model import Model
-from trainwright.spec.precision import Precision
-from trainwright.strategies.data import Data
-from trainwright.strategies.pipeline import Pipeline
-from trainwright.strategies.recompute import Recompute
-from trainwright.strategies.tensor import Tensor
-from trainwright.strategies.zero import Zero
 
 
 class Played:
@@ -44,7 +36,7 @@ class Played:
         self.begins: dict[object, float] = {}
         self.ends: dict[object, float] = {}
         self.times: list[list[object]] = [[] for _ in self.todo]
-        while any([self.advance(position) for position in range(len(self.todo))]):
+        while sum(self.advance(position) for position in range(len(self.todo))):
             pass
         assert all(index == len(actions) for index, actions in zip(self.next, self.todo, strict=True)), "stuck"
 
@@ -120,53 +112,29 @@ class Played:
         return max([*self.clock, *self.ends.values()])
 
 
-SHAPE = {
-    "num_layers": 4,
-    "width": 64,
-    "num_heads": 4,
-    "num_kv_heads": 2,
-    "head_width": 16,
-    "ffn_width": 128,
-    "vocab": 256,
-    "max_positions": 64,
-}
-
-
 @st.composite
 def plans(draw) -> Plan:
     """Small plans of every kind that lowers."""
-    positions, schedule, chunks = draw(
-        st.sampled_from(
-            [(1, "1f1b", 1), (2, "1f1b", 1), (4, "1f1b", 1), (2, "gpipe", 1), (4, "gpipe", 1), (2, "interleaved", 2)],
-        )
-    )
+    pipelines = [(1, "1f1b", 1), (2, "1f1b", 1), (4, "1f1b", 1), (2, "gpipe", 1), (4, "gpipe", 1), (2, "interleaved", 2)]
+    num_positions, schedule, chunks = draw(st.sampled_from(pipelines))
     data, zero, tensor = draw(st.sampled_from([(1, 1, 1), (2, 1, 1), (1, 2, 1), (1, 1, 2), (2, 2, 1), (1, 2, 2), (1, 3, 2)]))
-    gpt = draw(st.booleans())
-    model = {"norm": "layernorm", "positions": "learned", "activation": "gelu", "bias": True} if gpt else {}
-    device = draw(st.sampled_from(["local", "h100-64"]))
-    num_devices = positions * data * zero * tensor
-    return Plan(
-        model=Model(name="small", tied=draw(st.booleans()), **SHAPE, **model),
-        cluster=catalog.cluster(device).with_devices(num_devices),
-        batch=Batch(
-            sequence_tokens=16, global_sequences=draw(st.sampled_from([1, 2, 4, 5])) * positions * data * zero, microbatch_sequences=1
-        ),
-        precision=Precision(compute="fp32"),
-        parallel=Parallel(
-            pipeline=Pipeline(size=positions, schedule=schedule, chunks=chunks),
-            data=Data(size=data),
-            zero=Zero(
-                size=zero,
-                stage=draw(st.sampled_from([1, 2, 3])),
-                prefetch=draw(st.sampled_from([0, 1, 2])),
-                reshard_after_forward=draw(st.booleans()),
-                free=draw(st.sampled_from(["before-reduce", "after-reduce"])),
-                gradients=draw(st.sampled_from(["sharded", "whole"])),
-                overlap=draw(st.booleans()),
-            ),
-            tensor=Tensor(size=tensor, sequence=draw(st.booleans())),
-        ),
-        recompute=Recompute(policy=draw(st.sampled_from(["none", "selective", "full"]))),
+    return small_plan(
+        mesh={"pipeline": num_positions, "data": data, "zero": zero, "tensor": tensor},
+        schedule=schedule,
+        chunks=chunks,
+        zero={
+            "stage": draw(st.sampled_from([1, 2, 3])),
+            "prefetch": draw(st.sampled_from([0, 1, 2])),
+            "reshard_after_forward": draw(st.booleans()),
+            "free": draw(st.sampled_from(["before-reduce", "after-reduce"])),
+            "gradients": draw(st.sampled_from(["sharded", "whole"])),
+            "overlap": draw(st.booleans()),
+        },
+        sequence=draw(st.booleans()),
+        recompute=draw(st.sampled_from(["none", "selective", "full"])),
+        num_microbatches=draw(st.sampled_from([1, 2, 4, 5])) * num_positions,
+        model={"tied": draw(st.booleans()), **(GPT if draw(st.booleans()) else {})},
+        cluster=draw(st.sampled_from(["local", "h100-64"])),
     )
 
 
@@ -237,13 +205,7 @@ def test_what_goes_over_the_wire_does_not_depend_on_how_long_it_takes(plan, fact
 @pytest.mark.parametrize(("num_positions", "num_microbatches"), [(1, 3), (2, 4), (4, 8), (4, 4)])
 def test_one_f_one_b_idles_for_p_minus_one_slots(num_positions, num_microbatches):
     """With free sends and equal stages the bubble is (P - 1)(F + B)."""
-    plan = Plan(
-        model=Model(name="small", **SHAPE),
-        cluster=catalog.cluster("local").with_devices(num_positions),
-        batch=Batch(sequence_tokens=16, global_sequences=num_microbatches),
-        precision=Precision(compute="fp32"),
-        parallel=Parallel(pipeline=Pipeline(size=num_positions)),
-    )
+    plan = small_plan(mesh={"pipeline": num_positions}, num_microbatches=num_microbatches)
     program = lower(plan)
     prices = price(program, plan)
     slot = {"forward": 1.0, "backward": 2.0}

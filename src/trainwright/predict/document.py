@@ -123,7 +123,9 @@ class _Writer:
         left_out = "norms, activations, softmax, optimizer"
         source = "forward once and backward twice: Kaplan et al. 2020, section 2.1; attention: Chowdhery et al. 2022 (PaLM), appendix B"
         formula = "3 * tokens * (2 * matrix_parameters + {} * layers * sequence * heads * head_width)"
-        page.figure("/model_flops_per_step", formula.format(2), shape, unit="FLOP", source=f"{source}; mask counted as half", not_counted=left_out)
+        page.figure(
+            "/model_flops_per_step", formula.format(2), shape, unit="FLOP", source=f"{source}; mask counted as half", not_counted=left_out
+        )
         full, executed, again = (f"/flops/{name}" for name in ("full_attention", "executed", "recomputed_full_attention"))
         page.figure(full, formula.format(4), shape, unit="FLOP", source=f"{source}; mask ignored", not_counted=left_out)
         for pointer, by_class in ((executed, executed_flops(self.program)), (again, recomputed_flops(self.program))):
@@ -198,9 +200,11 @@ class _Writer:
             memory.peak_bytes,
             unit="B",
             source="the fullest role",
-            spelled=lambda: (f"max({', '.join(names := [f'role_{n}' for n in range(len(peaks))])})", dict(zip(names, peaks, strict=True)))
-            if len(peaks) > 1
-            else ("peak", {"peak": peaks[0]}),
+            spelled=lambda: (
+                (f"max({', '.join(names := [f'role_{n}' for n in range(len(peaks))])})", dict(zip(names, peaks, strict=True)))
+                if len(peaks) > 1
+                else ("peak", {"peak": peaks[0]})
+            ),
         )
         page.figure(
             "/memory/reserved_bytes",
@@ -426,7 +430,13 @@ def bottleneck(document: Mapping[str, object], simulation: Simulation) -> str:
     wire: list[Mapping[str, object]] = document["wire"]  # type: ignore[assignment]
     step_s = simulation.step_s or 1.0
     shares = {name.removesuffix("_s"): seconds / step_s for name, seconds in time.items()}
-    words = {"compute": "compute", "exposed_wire": "exposed wire", "bubble": "the pipeline's bubble", "update": "the optimizer", "offload": "offload"}
+    words = {
+        "compute": "compute",
+        "exposed_wire": "exposed wire",
+        "bubble": "the pipeline's bubble",
+        "update": "the optimizer",
+        "offload": "offload",
+    }
     first = max(shares, key=lambda name: shares[name])
     lost = max((name for name in shares if name != "compute"), key=lambda name: shares[name])
     text = f"{words[first]}, {shares[first]:.0%} of the step"

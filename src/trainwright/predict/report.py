@@ -189,7 +189,9 @@ def _assumptions(document: Document) -> Iterator[Line]:
     attention = known.get("attention_forward_efficiency")
     kernel = f"attention {attention['value']:.0%} of peak forward" if attention else "attention that is not fused"
     rates = f"matrix products at {known['gemm_efficiency']['value']:.0%} of peak, {kernel}"
-    links = f"scale-up {show_bytes_per_s(known['scale_up_bytes_per_s']['value'])}, NIC {show_bytes_per_s(known['nic_bytes_per_s']['value'])}"
+    links = (
+        f"scale-up {show_bytes_per_s(known['scale_up_bytes_per_s']['value'])}, NIC {show_bytes_per_s(known['nic_bytes_per_s']['value'])}"
+    )
     yield _row("", (f"{rates}; {links}", ""))
     states = ", ".join(f"{name} {known[f'precision.{name}']['value']}" for name in ("weights", "gradients", "master", "optimizer"))
     yield _row("", (f"{states}; recompute {known['recompute']['value']}", ""))
