@@ -10,8 +10,8 @@ from dataclasses import replace
 from itertools import product
 
 import pytest
-from plans import GPT, LLAMA, small_plan, title
 
+from plans import GPT, LLAMA, small_plan, title
 from trainwright.engine.world import read_wchar
 from trainwright.plan.check import check
 from trainwright.prove.prove import OS_TOLERANCE, prove_small

@@ -59,11 +59,13 @@ class Evidence:
 
     sizes           sizes of the mesh axes
     stages          the pipeline stage of each tensor
+    positions       the place on the pipeline axis of each stage; where it is not given, every stage has one of its own
     sharded         the dimension in which the tensor axis cuts a tensor; tensors not named are replicated over it
     tied            the tensor that embedding and head share
     tied_uses       its reference gradient by use: (as embedding, as head)
     shares          the reference's gradient by data rank and microbatch
-    copies          tensor -> rank -> that rank's copy of a gradient or parameter that should be equal on these ranks
+    copies          tensor -> rank -> that rank's copy of a gradient or parameter that should be equal on these ranks; the tensor axis is
+                    the innermost of the mesh
     masks           place -> (reference, found): dropout masks of the global batch [G, s, h]
     reference_norm  gradient norm of the reference
     found_norms     rank -> the gradient norm that this rank clipped with
@@ -72,6 +74,7 @@ class Evidence:
     sizes: Mapping[str, int] = field(default_factory=dict)
     num_microbatches: int = 1
     stages: Mapping[str, int] = field(default_factory=dict)
+    positions: Mapping[int, int] = field(default_factory=dict)
     sharded: Mapping[str, int] = field(default_factory=dict)
     tied: str | None = None
     tied_uses: tuple[Array, Array] | None = None
@@ -85,6 +88,14 @@ class Evidence:
     def num_tensor(self) -> int:
         """Size of the tensor axis."""
         return self.sizes.get("tensor", 1)
+
+    def by_position(self, names: Iterable[str]) -> list[set[str]]:
+        """The tensors of each pipeline position; those whose stage is not known stand together."""
+        held: dict[int | None, set[str]] = {}
+        for name in names:
+            stage = self.stages.get(name)
+            held.setdefault(None if stage is None else self.positions.get(stage, stage), set()).add(name)
+        return [held[position] for position in sorted(held, key=lambda one: -1 if one is None else one)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -431,6 +442,16 @@ def _weightings(shares: tuple[Share, ...]) -> Iterator[tuple[str, tuple[float, .
         return tuple(total / (num_means * tokens(share)) if tokens(share) else 0.0 for share in shares)
 
     yield (
+        "sum-of-means",
+        mean(lambda share: rank_tokens[share.data_rank], 1),
+        f"the sum of the means of the data ranks: each has divided by the tokens of its own; {advice}",
+    )
+    yield (
+        "sum-of-means",
+        mean(lambda share: micro_tokens[share.microbatch], 1),
+        f"the sum of the means of the microbatches: each was divided by the tokens of its own; {advice}",
+    )
+    yield (
         "mean-of-means",
         mean(lambda share: share.num_tokens, len(shares)),
         f"the mean of the means of every microbatch and rank; {advice}",
@@ -472,9 +493,10 @@ def _sum(shares: tuple[Share, ...], weights: tuple[float, ...], names: Iterable[
 
 def _fitted(case: Case) -> Iterator[Cause]:
     """Weights by least squares, for ways of counting that have no name."""
-    shares, names = case.evidence.shares, case.wrong_loud
+    names = case.wrong_loud
+    shares = tuple(share for share in case.evidence.shares if any(share.gradients[name].any() for name in names))
     values = [case.found.get(name) for name in names]
-    if any(value is None or value.shape != case.reference[name].shape for name, value in zip(names, values, strict=True)):
+    if not shares or any(value is None or value.shape != case.reference[name].shape for name, value in zip(names, values, strict=True)):
         return
     matrix = np.stack([np.concatenate([share.gradients[name].ravel() for name in names]) for share in shares], axis=1)
     target = np.concatenate([value.ravel() for value in values if value is not None])
@@ -506,8 +528,12 @@ def _is_lost(value: Array | None) -> bool:
 
 
 def _copies_sum_to(case: Case, name: str) -> bool:
-    total = np.sum(list(case.evidence.copies[name].values()), axis=0)
-    return compare({name: case.reference[name]}, {name: total}, tolerance=case.tolerance).first_difference is None
+    """The copies of the tensor ranks sum to the reference, on every replica by itself."""
+    replicas: dict[int, list[Array]] = {}
+    for rank, value in case.evidence.copies[name].items():
+        replicas.setdefault(rank // case.evidence.num_tensor, []).append(value)
+    totals = (np.sum(values, axis=0) for values in replicas.values())
+    return all(compare({name: case.reference[name]}, {name: one}, tolerance=case.tolerance).first_difference is None for one in totals)
 
 
 FUSED: Final = (("q", "k", "v"), ("gate", "up"))
@@ -579,7 +605,7 @@ def _norm_hypotheses(gradients: Gradients, evidence: Evidence) -> Iterator[tuple
         counted_often = math.sqrt(total + (size - 1) * replicated)
         text = f"tensors that are replicated over tensor are counted {size} times. Count each logical element once"
         yield "norm-counts-replicated", (counted_often,), text
-    by_stage = [{name for name in squares if evidence.stages.get(name) == stage} for stage in sorted(set(evidence.stages.values()))]
+    by_stage = evidence.by_position(squares)
     stage_norms = tuple(math.sqrt(math.fsum(squares[name] for name in names)) for names in by_stage)
     if len(stage_norms) > 1:
         text = "each stage clips by the norm of its own gradients. Sum the squares over the stages"
@@ -587,9 +613,10 @@ def _norm_hypotheses(gradients: Gradients, evidence: Evidence) -> Iterator[tuple
         yield "norm-sums-norms", (math.fsum(stage_norms),), "it is the sum of the norms of the stages. Sum squares, then take the root"
     if size > 1:
         text = "each rank clips by the norm of what it holds. Sum the squares of cut tensors over the tensor axis"
-        yield "norm-of-one-shard", tuple(_shard_norms(gradients, evidence, set(squares))), text
-        for names in by_stage if len(by_stage) > 1 else ():
-            yield "norm-of-one-shard", tuple(_shard_norms(gradients, evidence, names)), text
+        for names in ([set(squares)], by_stage) if len(by_stage) > 1 else ([set(squares)],):
+            for once in (False, True):
+                norms = (norm for held in names for norm in _shard_norms(gradients, evidence, held, once=once))
+                yield "norm-of-one-shard", tuple(norms), text
     norm = math.sqrt(total)
     for axis, count in [("microbatches", evidence.num_microbatches), *evidence.sizes.items()]:
         if count > 1:
@@ -601,11 +628,11 @@ def _norm_hypotheses(gradients: Gradients, evidence: Evidence) -> Iterator[tuple
             yield "norm-scaled", (norm * count, norm / count), text
 
 
-def _shard_norms(gradients: Gradients, evidence: Evidence, names: set[str]) -> Iterator[float]:
-    """The norm of what each tensor rank holds of these tensors."""
+def _shard_norms(gradients: Gradients, evidence: Evidence, names: set[str], *, once: bool) -> Iterator[float]:
+    """The norm of what each tensor rank holds of these tensors; with `once` the first rank alone counts what is replicated."""
     for rank in range(evidence.num_tensor):
         square = 0.0
-        for name in names:
+        for name in names if rank == 0 or not once else names & evidence.sharded.keys():
             value = gradients[name]
             if name in evidence.sharded:
                 value = np.array_split(value, evidence.num_tensor, axis=evidence.sharded[name])[rank]

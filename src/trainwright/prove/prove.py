@@ -342,6 +342,7 @@ def evidence_of(proof: Proof, batches: Batches, reference: Reference, gradients:
         sizes=plan.parallel.sizes,
         num_microbatches=plan.num_microbatches,
         stages={name: stage_of(plan, name) for name in gradients},
+        positions={stage: position_of(plan, stage) for stage in range(plan.num_stages)},
         sharded={name: dim for name in gradients if (dim := units[bare(name)].tensor_dim) is not None},
         tied="embed.tokens" if plan.model.tied else None,
         tied_uses=_tied_uses(plan, before, whole),
@@ -425,8 +426,13 @@ def stage_of(plan: Plan, name: str) -> int:
     return int(np.searchsorted(ends, block, side="right"))
 
 
+def position_of(plan: Plan, stage: int) -> int:
+    """The place on the pipeline axis of a virtual stage."""
+    pipeline = plan.parallel.pipeline
+    position: int = SCHEDULES.get(pipeline.schedule).position_of(stage, pipeline.size, pipeline.chunks)
+    return position
+
+
 def rank_of(plan: Plan, name: str) -> int:
     """The first rank that holds a parameter."""
-    pipeline = plan.parallel.pipeline
-    position = SCHEDULES.get(pipeline.schedule).position_of(stage_of(plan, name), pipeline.size, pipeline.chunks)
-    return plan.rank_of({"pipeline": position})
+    return plan.rank_of({"pipeline": position_of(plan, stage_of(plan, name))})
