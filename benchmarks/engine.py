@@ -133,9 +133,7 @@ def plan_of(model: Model, parallel: Parallel | None = None, *, sequences: int = 
     return Plan(
         model=model,
         cluster=catalog.cluster("local").with_devices(devices),
-        batch=BatchSize(
-            sequence_tokens=TOKENS, global_sequences=sequences, microbatch_sequences=sequences // (replicas * microbatches)
-        ),
+        batch=BatchSize(sequence_tokens=TOKENS, global_sequences=sequences, microbatch_sequences=sequences // (replicas * microbatches)),
         precision=Precision(compute="fp32"),
         parallel=parallel,
         recompute=Recompute(),
@@ -189,7 +187,11 @@ def rows_of(model: Model, world: World) -> list[Row]:
     weights = initial(plan)
     half = OneBatch(whole, SEQUENCES // 2, 2).batch(0, world.rank, 0)
     pipeline = plan_of(model, Parallel(pipeline=Pipeline(size=2)), microbatches=SEQUENCES)
-    two = {"data 2": Parallel(data=Data(size=2)), "zero-3 2": Parallel(zero=Zero(size=2)), "tensor 2": Parallel(tensor=TensorParallel(size=2))}
+    two = {
+        "data 2": Parallel(data=Data(size=2)),
+        "zero-3 2": Parallel(zero=Zero(size=2)),
+        "tensor 2": Parallel(tensor=TensorParallel(size=2)),
+    }
     beside = {"data 2": "DDP", "zero-3 2": "FSDP2"}
     return [
         plain_row(PLAIN, plan, whole, weights),
@@ -267,7 +269,8 @@ def table(model: Model, timings: list[Timing]) -> list[str]:
         if timing.num_ranks == 1:
             speeds = f"{over(plain.wall_s, timing.wall_s):>30}{over(plain.cpu_s, timing.cpu_s):>17}"
             lines.append(f"{timing.name:34}{millis(timing)}{speeds}")
-    lines.append("two processes".ljust(34) + "wall ms   CPU ms   speed-up over engine   CPU above engine   CPU above floor   wall speed over peer")
+    heads = "wall ms   CPU ms   speed-up over engine   CPU above engine   CPU above floor   wall speed over peer"
+    lines.append("two processes".ljust(34) + heads)
     for timing in timings:
         if timing.num_ranks == 2:
             above, above_floor = (100 * (ratio(timing.cpu_s, base.cpu_s)[0] - 1) for base in (one, floor))

@@ -52,6 +52,9 @@ from trainwright.spec.families.segment import Unit
 
 NO_WEIGHTS = Weights(torch.empty(0), {})
 
+SQUARED_ROW = 4096
+"""Gradients whose squares are summed in float32 before they are added up in float64."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
@@ -253,7 +256,7 @@ class Executor:
             sequence=tensor.sequence and tensor.size > 1,
             tokens=batch.tokens,
             targets=batch.targets,
-            num_valid_tokens=self.store.tensor(VALID).item() if VALID in self.store else 1.0,
+            num_valid_tokens=self.store.tensor(VALID) if VALID in self.store else 1.0,
             block=action.site.block,
             step=self.step_number,
             seed=self.plan.run.seed,
@@ -315,8 +318,7 @@ class Executor:
         self.close(ref)
         gradients = self.store.tensor(ref)
         first, last = self.owned(ref, gradients.numel())
-        owned = gradients[first:last].double() if gradients.dtype != torch.float64 else gradients[first:last]
-        self.store.tensor(SCALARS)[0] += torch.dot(owned, owned)
+        self.store.tensor(SCALARS)[0] += sum_of_squares(gradients[first:last])
 
     def owned(self, ref: Ref, num_elements: int) -> tuple[int, int]:
         """The range of a gradient buffer that this rank counts: none on later data replicas, not what an earlier tensor rank holds too."""
@@ -413,6 +415,16 @@ class Executor:
 def span_table(unit: Unit) -> dict[str, Span]:
     """Where each parameter of a unit lies: start, stop, local shape."""
     return {span.parameter.name: (span.start, span.stop, span.parameter.local_shape) for span in unit.spans}
+
+
+def sum_of_squares(flat: Tensor) -> Tensor:
+    """In float64, without a float64 copy of narrower numbers: rows are summed in float32, which errs by less than one of its digits."""
+    if flat.dtype == torch.float64:
+        return torch.dot(flat, flat)
+    whole = len(flat) - len(flat) % SQUARED_ROW
+    rows = torch.linalg.vector_norm(flat[:whole].view(-1, SQUARED_ROW), dim=1, dtype=torch.float32).double()
+    rest = flat[whole:].double()
+    return torch.dot(rows, rows) + torch.dot(rest, rest)
 
 
 def cut_dim(placement: object) -> int:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from itertools import product
 
 from trainwright.ir.layout import Group
@@ -15,10 +16,15 @@ class Place:
 
     plan: Plan
     rank: int
+    coordinates: Mapping[str, int] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        """Look up the coordinates once: they are asked for at every action."""
+        object.__setattr__(self, "coordinates", self.plan.coordinates(self.rank))
 
     def coordinate(self, axis: str) -> int:
         """This rank's place along an axis."""
-        return self.plan.coordinates(self.rank)[axis]
+        return self.coordinates[axis]
 
     @property
     def replica(self) -> int:
@@ -27,11 +33,10 @@ class Place:
 
     def peer(self, position: int) -> int:
         """The rank at another pipeline position that shares all other coordinates."""
-        return self.plan.rank_of({**self.plan.coordinates(self.rank), "pipeline": position})
+        return self.plan.rank_of({**self.coordinates, "pipeline": position})
 
     def members(self, group: Group) -> tuple[int, ...]:
         """The ranks of this rank's group, in the order of their coordinates."""
-        mine = self.plan.coordinates(self.rank)
         choices = [group.coordinates(axis) or range(self.plan.size(axis)) for axis in group.axes]
-        ranks = (self.plan.rank_of({**mine, **dict(zip(group.axes, places, strict=True))}) for places in product(*choices))
+        ranks = (self.plan.rank_of({**self.coordinates, **dict(zip(group.axes, places, strict=True))}) for places in product(*choices))
         return tuple(sorted(ranks))

@@ -9,6 +9,7 @@ otherwise, h width, H heads, K key-value heads, d head width, f ffn width, V voc
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Final, cast
 
 from trainwright.engine.segments.call import Call, Segment
@@ -20,6 +21,7 @@ from trainwright.registry import Registry
 SEGMENTS: Final = Registry("trainwright.engine.segments", noun="segment")
 
 
+@cache
 def segment(name: str) -> Segment:
     """The segment `name`. Raises PlanError, with the nearest name, if there is none."""
     return cast("Segment", SEGMENTS.get(name))

@@ -28,7 +28,7 @@ class Call:
     gradients         where backward adds the unit's gradients; None in forward
     sequence          stream tensors hold the tensor_index-th slice of the tokens of each sequence
     tokens, targets   [b, s], int64; a target below 0 is ignored
-    num_valid_tokens  targets of the whole step that are not ignored, over all microbatches and ranks
+    num_valid_tokens  targets of the whole step that are not ignored, over all microbatches and ranks; read where it is used
     seed, step        with the sequence ids, what dropout draws from
     sequence_ids      number of each sequence within the step, counted over all ranks and microbatches; [b]
     keep_saved        return what backward needs; False where it will be computed again
@@ -43,7 +43,7 @@ class Call:
     sequence: bool = False
     tokens: Tensor | None = None
     targets: Tensor | None = None
-    num_valid_tokens: float = 1.0
+    num_valid_tokens: float | Tensor = 1.0
     block: int | None = None
     step: int = 0
     seed: int = 0
