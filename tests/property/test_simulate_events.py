@@ -9,8 +9,8 @@ from itertools import pairwise
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small_plans import GPT, small_plan
 
+from small_plans import GPT, small_plan
 from trainwright.ir.action import WAITED_KIND, Action, Collective, Recv, Send, Wait
 from trainwright.ir.program import Program
 from trainwright.plan.lower import lower
@@ -41,10 +41,12 @@ class Played:
         assert all(index == len(actions) for index, actions in zip(self.next, self.todo, strict=True)), "stuck"
 
     def priced(self, position: int) -> Iterator[tuple[Action, float]]:
+        """Every action of a role with its price."""
         seconds = [one for run in self.program.roles[position].runs for one in self.prices.durations[run.template]]
         return zip(self.program.actions(position), seconds, strict=True)
 
     def advance(self, me: int) -> bool:
+        """Go on until something must be waited for."""
         moved = False
         while self.next[me] < len(self.todo[me]):
             action, seconds = self.todo[me][self.next[me]]
@@ -55,9 +57,11 @@ class Played:
         return moved
 
     def members(self, action: Collective) -> tuple[int, ...]:
+        """Positions that join a collective."""
         return action.group.coordinates("pipeline") or tuple(range(len(self.todo)))
 
     def step(self, me: int, action: Action, seconds: float) -> bool:
+        """Perform one action; False if it must wait."""
         start = self.clock[me]
         match action:
             case Collective() if "pipeline" not in action.group.axes:
@@ -92,10 +96,12 @@ class Played:
         return True
 
     def turn(self, me: int, what: object) -> int:
+        """How many of a kind this role has started."""
         self.turns[me, what] += 1
         return self.turns[me, what]
 
     def issue(self, exchange, me, end, start, action, num_members, lane, seconds) -> None:
+        """Hear of one end of an exchange; with the last it takes place."""
         self.names[me, action.site, WAITED_KIND[type(action)]] = exchange
         self.issued[exchange][end] = start
         if len(self.issued[exchange]) == num_members:
@@ -109,6 +115,7 @@ class Played:
 
     @property
     def step_s(self) -> float:
+        """End of the last action."""
         return max([*self.clock, *self.ends.values()])
 
 

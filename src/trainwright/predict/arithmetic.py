@@ -1,8 +1,8 @@
 """How much arithmetic a step is: what the model asks for, and what the devices execute.
 
-Model FLOPs count matrix products and attention, forward once and backward twice, nothing that is run again, and a causal mask as half. Executed FLOPs are
-those of the Program's actions: recomputed passes, the scores that fused attention computes again in its backward, and padded vocabulary too.
-Left out: norms, activations, softmax, the optimizer (below one percent).
+Model FLOPs count matrix products and attention, forward once and backward twice, nothing that is run again, and a causal mask as half.
+Executed FLOPs are those of the Program's actions: recomputed passes, the scores that fused attention computes again in its backward, and
+padded vocabulary too. Left out: norms, activations, softmax, the optimizer (below one percent).
 """
 
 from __future__ import annotations
@@ -24,7 +24,10 @@ ATTENTION = (OpKind.ATTENTION_FORWARD, OpKind.ATTENTION_BACKWARD)
 
 
 def matrix_parameters(model: Model) -> int:
-    """Parameters that every token is multiplied with: all matrices, the head's too where it is tied; not the embedding, which is looked up."""
+    """Parameters that every token is multiplied with.
+
+    All matrices, the head's too where it is tied; not the embedding, which is looked up.
+    """
     num_feed_matrices = 3 if model.gated else 2
     heads = model.num_heads * model.head_width
     block = model.width * (model.qkv_width + heads + num_feed_matrices * model.ffn_width)

@@ -1,7 +1,7 @@
 """Where the time of a step goes on its longest path: seconds by class of action.
 
-The path through the step's graph leads from moment to moment; between two moments of a run it leads through the run's template, action by action.
-Every second of the step belongs to one action or one exchange.
+The path through the step's graph leads from moment to moment; between two moments of a run it leads through the run's template, action by
+action. Every second of the step belongs to one action or one exchange.
 """
 
 from __future__ import annotations

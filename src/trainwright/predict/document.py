@@ -1,7 +1,7 @@
 """The JSON document of a prediction: every number with the reason for it.
 
-Field names are a contract (schema trainwright/predict/1). Bytes are exact integers. `time` and `wire` are those of the critical role, the position
-that idles least; `memory.roles` has all of them.
+Field names are a contract (schema trainwright/predict/1). Bytes are exact integers. `time` and `wire` are those of the critical role, the
+position that idles least; `memory.roles` has all of them.
 """
 
 from __future__ import annotations
@@ -390,8 +390,8 @@ class _Writer:
             yield "recompute.blocks", plan.recompute.blocks, "plan: the first blocks of each stage"
         yield "allocator_factor", self.memory.allocator_factor, "median of published readings of reserved over allocated memory"
         yield "context_bytes", self.memory.context_bytes, "driver context and libraries of one process: assumed"
-        yield "fits_below", FITS_BELOW, "share of the capacity below which runs of the BLOOM logs did not die of memory"
-        yield "fails_above", FAILS_ABOVE, "share of the capacity above which none of them ran"
+        yield "fits_below", FITS_BELOW, "share of the capacity; a choice after the runs of the BLOOM engineering logs that died of memory"
+        yield "fails_above", FAILS_ABOVE, "the same: five of six of those were foretold above it, two that ran just below"
         yield "critical role", f"pipeline[{self.critical}]", "the position that idles least; time and wire are its"
         for text in LEFT_OUT:
             yield "left out", text, ""

@@ -1,7 +1,7 @@
 """Where the ranks of a group sit on the cluster, and at what rate they exchange.
 
-Ranks are placed in order: rank r in scale-up domain r // domain size. A group inside one domain exchanges at the scale-up rate; one that leaves
-it is held back by the network cards of its members in the domain where it has the fewest.
+Ranks are placed in order: rank r in scale-up domain r // domain size. A group inside one domain exchanges at the scale-up rate; one that
+leaves it is held back by the network cards of its members in the domain where it has the fewest.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """What every role holds in device memory through a step, exactly, by part.
 
-A template changes what is live by the same amounts in each of its runs, so its running sums are taken once; a role's course is those sums on top of what
-it held when the run began. Two peaks: at action boundaries (what a record of live buffers shows), and inside actions, where a Compute's temporary
-memory counts too.
+A template changes what is live by the same amounts in each of its runs, so its running sums are taken once; a role's course is those sums
+on top of what it held when the run began. Two peaks: at action boundaries (what a record of live buffers shows), and inside actions,
+where a Compute's temporary memory counts too.
 
 Glossary
     part         what a buffer is counted as: weights, gathered, gradients, master, optimizer, activations, temporary, wire_buffers
@@ -39,15 +39,20 @@ Source: SimuMax (MooreThreads), benchmark tables of its README and docs, dense m
 """
 
 CONTEXT_BYTES: Final = 1 * GIB
-"""Driver context, libraries and collective buffers of a GPU process: an assumption (about 0.5 GiB of context, the rest NCCL); large jobs report more."""
+"""Driver context, libraries and collective buffers of a GPU process.
+
+An assumption (about 0.5 GiB of context, the rest NCCL); large jobs report more.
+"""
 
 LOCAL_CONTEXT_BYTES: Final = 256 * MIB
 """Resident memory of a Python process that has imported torch, before it holds a tensor: an assumption."""
 
 FITS_BELOW: Final = 0.88
 FAILS_ABOVE: Final = 1.05
-"""Shares of the capacity. Between them a plan is risky: of the runs of the BLOOM engineering logs (bigscience-workshop/bigscience) that ran or died of memory,
-those predicted from 0.88 to 1.05 of the capacity did either.
+"""Shares of the capacity; between them a plan is risky.
+
+A choice, after the BLOOM engineering logs (bigscience-workshop/bigscience): of six runs there that died of memory five were foretold
+above 1.05 of the capacity by such a ledger and one at 0.82, and two that ran were foretold at 1.03.
 """
 
 Bytewise = NDArray[np.int64]
@@ -105,7 +110,10 @@ def live_deltas(program: Program, actions: Sequence[Action]) -> list[Bytes]:
 
 @dataclass(frozen=True, slots=True)
 class Course:
-    """What a template does to memory: running sums by part after each action, [num_actions, num_parts], and what is held inside each, [num_actions]."""
+    """What a template does to memory.
+
+    Running sums by part after each action, [num_actions, num_parts], and what is held inside each, [num_actions].
+    """
 
     after: Bytewise
     temporary: Bytewise

@@ -1,7 +1,7 @@
 """A JSON document in which every number says where it comes from.
 
-Derived numbers are computed by evaluating the very formula that is shown, so that the entry gives the number exactly. The rest are leaves: given as they
-are, or as a sum of parts that is only spelled out when somebody asks.
+Derived numbers are computed by evaluating the very formula that is shown, so that the entry gives the number exactly. The rest are
+leaves: given as they are, or as a sum of parts that is only spelled out when somebody asks.
 """
 
 from __future__ import annotations

@@ -1,13 +1,15 @@
 """Seconds of every action of a Program, on the plan's devices under its software stack.
 
 Glossary
-    e, k         of the stack: share of the peak that large matrix products sustain; memory and wire traffic as a multiple of what is written
+    e, k         of the stack: share of the peak that large matrix products sustain; memory and wire traffic as a
+                 multiple of what is written
     felt         what a Wait costs beyond waiting: the part of hidden traffic that slows the compute beside it
     pass         all that a template does for one block in one phase
     quantum      durations are whole multiples of a power of two (about a picosecond), so that sums of them are exact in any order
 
-Left out: contention between groups that share a network card, and everything that measured tables of kernels would tell. The terms and their
-order of importance follow published studies of step times (Narayanan et al. 2021; Korthikanti et al. 2022; Isaev et al. 2023, "Calculon").
+Left out: contention between groups that share a network card, and everything that measured tables of kernels would tell. The terms and
+their order of importance follow published studies of step times (Narayanan et al. 2021; Korthikanti et al. 2022; Isaev et al. 2023,
+"Calculon").
 """
 
 from __future__ import annotations
@@ -201,7 +203,10 @@ class Pricer:
         return self.stack.data_overlap_residue if self.stack.data_overlap_window else 1.0
 
     def add_host(self, name: str, actions: tuple[Action, ...], seconds: list[Seconds]) -> None:
-        """The host issues no faster than a floor for each pass, and once more for each slot of a pipeline; some stacks stop for it besides."""
+        """The host issues no faster than a floor for each pass, and once more for each slot of a pipeline.
+
+        Some stacks stop for it besides.
+        """
         floor_s, fixed_s = self.stack.host_floor_s * self.straggler, self.stack.host_fixed_s * self.straggler
         if not floor_s and not fixed_s:
             return

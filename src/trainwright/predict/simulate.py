@@ -1,7 +1,7 @@
 """When everything in a step happens: a Program and its prices, solved exactly.
 
-Two levels. Each template is solved once as a (max, +) map (`slopes`). The step is a graph of the templates' runs: a node for each moment that
-one run gives to another, for each transfer between positions, and for each collective of several positions; an edge for each
+Two levels. Each template is solved once as a (max, +) map (`slopes`). The step is a graph of the templates' runs: a node for each moment
+that one run gives to another, for each transfer between positions, and for each collective of several positions; an edge for each
 constant. The longest paths through it are the times of the step. All ranks of a position are one role.
 
     Compute, Update     begin when the role is free and end after their duration
@@ -70,7 +70,10 @@ class Exchanged:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Waited:
-    """What one role waited for: an axis (a group as it prints), the operation, and for how long; `idle_s` is the part that no wire of its own explains."""
+    """What one role waited for.
+
+    An axis (a group as it prints), the operation, and for how long; `idle_s` is the part that no wire of its own explains.
+    """
 
     axis: str
     op: str
@@ -111,8 +114,7 @@ class Graph:
                 pending[run.stage, run.microbatch, site, what] = node if port.kind == "done" else self.meet(position, port.action, node)
             inputs += [pending.pop((run.stage, run.microbatch, site, what)) for site, what in slopes.awaited]
             batch.inputs.append(inputs)
-            for node, lane in enumerate(slopes.lanes, first):
-                lanes[lane] = node
+            lanes |= {lane: node for node, lane in enumerate(slopes.lanes, first)}
 
     def meet(self, position: int, action: Collective | Send | Recv, node: int) -> int:
         """The node of the exchange that an action starts; what it needs is noted."""
@@ -146,6 +148,7 @@ class Graph:
         return known[turn]
 
     def collective_s(self, action: Collective) -> Seconds:
+        """Seconds of a collective of several roles."""
         return self.crossing_s[action.op, action.group, action.payload_bytes]
 
     @cached_property
@@ -339,6 +342,7 @@ class Simulation:
                 yield from self.run_events(role.position, run, batch, place, deltas[run.template])
 
     def run_events(self, position: int, run: Run, batch: _Batch, place: int, deltas: list[int]) -> Iterator[Event]:
+        """Events of one run."""
         slopes = batch.slopes
         times = self.ends[batch.inputs[place]]
         where = self.program.place(self.program.roles[position], run)

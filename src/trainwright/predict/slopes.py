@@ -4,7 +4,8 @@ All actions of a role are maxima and sums of times, so a run of a template is li
 maximum, over a few inputs, of the input's time plus a constant. Those constants are worked out once a template.
 
 Glossary
-    input    what a run depends on: the clock (its role has finished the run before), a wire lane that is free again, an exchange that is done
+    input    what a run depends on: the clock (its role has finished the run before), a wire lane that is free again, an exchange that is
+             done
     row      the constants of one moment, one an input; minus infinity where the moment does not depend on it
     moment   a row and an offset added to all of it: a Compute moves the offset only
     port     what a run gives to others: a send issued, a receive posted, a collective joined, an exchange left for a later run to wait for
@@ -58,7 +59,8 @@ class Slopes:
 
     `lanes` are the lanes of its inputs, the clock first; after them come `awaited`, the exchanges that it waits for and that need another
     role or an earlier run. `leaves` has the moment at which each of `lanes` is free at the end. `starts` and `ends` have one moment an
-    action; those of Sends, Recvs and collectives of several roles are the moments of issue, for when they take place lies beyond the template.
+    action; those of Sends, Recvs and collectives of several roles are the moments of issue, for when they take place lies beyond the
+    template.
     """
 
     lanes: tuple[str, ...]

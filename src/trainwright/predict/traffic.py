@@ -1,6 +1,7 @@
 """What goes over the wire in a step, by axis and operation, as one rank of a role sees it.
 
-Sent bytes are those of ring algorithms: all_gather, reduce_scatter and all_to_all (P-1)/P of the payload, all_reduce twice that, a send all of it.
+Sent bytes are those of ring algorithms: all_gather, reduce_scatter and all_to_all (P-1)/P of the payload, all_reduce twice that, a send
+all of it.
 """
 
 from __future__ import annotations
