@@ -4,6 +4,8 @@ Each mistake has been made in some training framework; the numbers in the names 
 does not let a mistake happen as it did elsewhere, the nearest one with the same numerical effect is made, and said so.
 """
 
+# ruff: noqa: D102, ARG002  # an executor's method is overridden to do wrong; its class says how
+
 from __future__ import annotations
 
 from collections.abc import Callable

@@ -95,9 +95,8 @@ SLOW = [
     *(
         small_plan(pipeline(2, schedule), Zero(size=2), Tensor(size=2, sequence=sequence), recompute(policy), model=model)
         for schedule in SCHEDULES
-        for sequence in (False, True)
+        for sequence, model in ((False, LLAMA), (True, GPT), (True, LLAMA))
         for policy in POLICIES
-        for model in (LLAMA, GPT)
     ),
     *(small_plan(Zero(size=size, stage=stage), recompute(policy), model=GPT) for size in (2, 3) for stage in (1, 2) for policy in POLICIES),
     *(small_plan(Zero(size=2), Tensor(size=2, sequence=True), recompute(policy), microbatch_sequences=2) for policy in POLICIES),
@@ -308,7 +307,7 @@ def sampled_plans(count, seed):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("plan", sampled_plans(count=60, seed=2024), ids=title)
+@pytest.mark.parametrize("plan", sampled_plans(count=40, seed=2024), ids=title)
 def test_a_sample_of_everything(plan):
     """No option of one strategy breaks another."""
     assert_proved(prove_small(plan))
