@@ -21,6 +21,7 @@ from trainwright.predict.simulate import Simulation
 from trainwright.predict.slopes import label
 from trainwright.predict.traffic import Traffic, traffic
 from trainwright.spec.model import num_parameters
+from trainwright.units import Seconds
 
 SCHEMA: Final = "trainwright/predict/1"
 
@@ -289,7 +290,7 @@ class _Writer:
         for number, (key, seconds) in enumerate(exposed.items(), len(rows)):  # received only
             self.wire(f"/wire/{number}", Traffic(*key, 2, Counter()), seconds)
 
-    def wire(self, here: str, row: Traffic, exposed_s: float) -> None:
+    def wire(self, here: str, row: Traffic, exposed_s: Seconds) -> None:
         """One kind of exchange."""
         page = self.page
         page.text(here, {})

@@ -93,7 +93,7 @@ def held_on_the_wire(actions: Sequence[Action]) -> list[Bytes]:
     return found
 
 
-def temporary_of(action: Action) -> Bytes:
+def temporary_of(action: Action) -> int:
     """What an action holds inside, beyond what it reads and writes."""
     return action.temporary_bytes if isinstance(action, Compute) else 0
 

@@ -12,7 +12,7 @@ from trainwright.plan.lower import lower
 from trainwright.plan.plan import Plan
 from trainwright.predict.document import describe
 from trainwright.predict.memory import ALLOCATOR_FACTOR, CONTEXT_BYTES, LOCAL_CONTEXT_BYTES, Memory
-from trainwright.predict.page import Page
+from trainwright.predict.page import Number, Page
 from trainwright.predict.price import price
 from trainwright.predict.simulate import Simulation, simulate
 from trainwright.units import Bytes, Seconds
@@ -45,9 +45,10 @@ class Prediction:
         return self.simulation.step_s
 
     @property
-    def tokens_per_s(self) -> float:
+    def tokens_per_s(self) -> Number:
         """Tokens of a step over its seconds."""
-        return float(self.page.document["tokens_per_s"])
+        value: Number = self.page.document["tokens_per_s"]
+        return value
 
     @property
     def mfu(self) -> float:

@@ -30,7 +30,7 @@ from trainwright.plan.plan import Plan
 from trainwright.predict.fabric import Fabric
 from trainwright.spec.device import Device
 from trainwright.spec.stack import Stack
-from trainwright.units import Seconds
+from trainwright.units import Bytes, Seconds
 
 SOFT: Final = 4
 """Power of the soft maximum between a pass's work and the host's time to issue it: (x^4 + floor^4)^(1/4)."""
@@ -61,12 +61,12 @@ def price(program: Program, plan: Plan) -> Prices:
     transfers = pricer.transfers()
     quantum = quantum_s(_longest_s(program, raw, transfers.values()))
 
-    def whole(seconds: Seconds) -> Seconds:
-        return round(seconds / quantum) * quantum
+    def whole_s(duration_s: Seconds) -> Seconds:
+        return round(duration_s / quantum) * quantum
 
     return Prices(
-        durations={name: tuple(map(whole, seconds)) for name, seconds in raw.items()},
-        transfers={key: whole(seconds) for key, seconds in transfers.items()},
+        durations={name: tuple(map(whole_s, seconds)) for name, seconds in raw.items()},
+        transfers={key: whole_s(seconds) for key, seconds in transfers.items()},
         quantum_s=quantum,
     )
 
@@ -102,7 +102,7 @@ class Pricer:
 
     # --- single actions ----------------------------------------------------------------------------------------------------------
 
-    def alone(self, action: Action) -> Seconds:
+    def alone_s(self, action: Action) -> Seconds:
         """Seconds of an action by itself, as if the host were infinitely fast."""
         match action:
             case Compute(function="accumulate", accumulates=grad) if grad is not None:
@@ -122,7 +122,7 @@ class Pricer:
             self.of_work[id(work)] = sum(map(self.rates.op_s, work.ops)) * self.straggler
         return self.of_work[id(work)]
 
-    def collective_s(self, op: str, group: Group, payload_bytes: int) -> Seconds:
+    def collective_s(self, op: str, group: Group, payload_bytes: Bytes) -> Seconds:
         """Seconds of an exchange."""
         key = (op, group, payload_bytes)
         if key not in self.of_collective:
@@ -167,7 +167,7 @@ class Pricer:
 
     def template(self, name: str, actions: tuple[Action, ...]) -> list[Seconds]:
         """Seconds of a template's actions, the host's time and what overlapping costs included."""
-        seconds = [self.alone(action) for action in actions]
+        seconds = [self.alone_s(action) for action in actions]
         felt = self.felt(actions, seconds)
         self.add_host(name, actions, seconds)
         for index, more in felt.items():

@@ -34,7 +34,7 @@ from trainwright.ir.timeline import Timeline
 from trainwright.predict.memory import live_deltas, temporary_of
 from trainwright.predict.price import Prices
 from trainwright.predict.slopes import CLOCK, Moment, Slopes, crosses_roles, lane_of, row_of, solve
-from trainwright.units import Seconds
+from trainwright.units import Bytes, Seconds
 
 Times: TypeAlias = NDArray[np.float64]
 Indices: TypeAlias = NDArray[np.int64]
@@ -133,7 +133,7 @@ class Graph:
         self.exchanges[exchange].after.append(node)
         return exchange
 
-    def transfer(self, channel: tuple[int, int, str], end: str, payload_bytes: int) -> int:
+    def transfer(self, channel: tuple[int, int, str], end: str, payload_bytes: Bytes) -> int:
         """The node of the next transfer of a channel, seen from one of its ends."""
         turn = self.ends_seen[(*channel, end)]
         self.ends_seen[(*channel, end)] = turn + 1
