@@ -159,13 +159,17 @@ def _memory_bar(parts: Mapping[str, int], capacity: int) -> Iterator[Piece]:
 
 
 def _lengths(shares: Sequence[float], width: int) -> list[int]:
-    """Whole lengths whose running sums are the rounded running sums of the shares, at most `width` in all."""
-    found, reached, total = [], 0, 0.0
-    for share in shares:
-        total += share
-        now = min(width, round(total * width))
-        found.append(now - reached)
-        reached = now
+    """Whole lengths for shares of a width: rounded down, what is left going to the largest remainders. Never more than `width` in all.
+
+    >>> _lengths([0.5, 0.3, 0.04, 0.0], 10)
+    [5, 3, 0, 0]
+    """
+    scale = width / max(1.0, sum(shares))
+    exact = [share * scale for share in shares]
+    found = [int(length) for length in exact]
+    left = min(width, round(sum(exact))) - sum(found)
+    for place in sorted(range(len(exact)), key=lambda place: found[place] - exact[place])[:left]:
+        found[place] += 1
     return found
 
 
