@@ -134,13 +134,14 @@ def roles_table(prediction: Prediction) -> str:
 def bars(rows: Sequence[tuple[str, Mapping[str, Bytes], Bytes]], capacity_bytes: Bytes) -> str:
     """One stacked bar a role against the capacity. A row has a name, parts, and what the process takes beyond them (allocator, context)."""
     whole_bytes = max(capacity_bytes, *(sum(parts.values()) + beyond_bytes for _, parts, beyond_bytes in rows))
+    height = BAR if len(rows) <= MOST_BARS // 2 else BAR // 2
     drawn = []
     y = 0.0
     for name, parts, beyond_bytes in rows:
         total_bytes = sum(parts.values())
         drawn.append(text(0, y + 12, f"{name}: {show_bytes(total_bytes)} live, {show_bytes(total_bytes + beyond_bytes)} reserved", kind="mark"))
-        drawn.append(element_row(parts, beyond_bytes, whole_bytes, y + 17))
-        y += 17 + BAR + 8
+        drawn.append(one_bar(parts, beyond_bytes, whole_bytes, y + 17, height))
+        y += 17 + height + 6
     return chart(y + 20, *drawn, capacity_mark(capacity_bytes, whole_bytes, y), label="memory by part of each role against the capacity of the device")
 
 
@@ -148,17 +149,17 @@ BAR: Final = 26
 MOST_BARS: Final = 16
 
 
-def element_row(parts: Mapping[str, Bytes], beyond_bytes: Bytes, whole_bytes: Bytes, y: float) -> str:
+def one_bar(parts: Mapping[str, Bytes], beyond_bytes: Bytes, whole_bytes: Bytes, y: float, height: float) -> str:
     """One bar: the parts, then what is reserved beyond them, over the room that is left."""
-    drawn = [bar(0, 1, y=y, height=BAR, kind="free")]
+    drawn = [bar(0, 1, y=y, height=height, kind="free")]
     at = 0
     for part in ORDER:
         if size := parts.get(part, 0):
-            drawn.append(bar(at / whole_bytes, (at + size) / whole_bytes, y=y, height=BAR, kind=part, title=f"{WORDS.get(part, part)}: {show_bytes(size)}"))
+            drawn.append(bar(at / whole_bytes, (at + size) / whole_bytes, y=y, height=height, kind=part, title=f"{WORDS.get(part, part)}: {show_bytes(size)}"))
             at += size
     if beyond_bytes:
         title = f"allocator and context: {show_bytes(beyond_bytes)}"
-        drawn.append(bar(at / whole_bytes, (at + beyond_bytes) / whole_bytes, y=y, height=BAR, kind="other", title=title))
+        drawn.append(bar(at / whole_bytes, (at + beyond_bytes) / whole_bytes, y=y, height=height, kind="other", title=title))
     return "".join(drawn)
 
 

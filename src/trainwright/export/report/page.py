@@ -57,8 +57,8 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]], *, caption: str = 
 
     top = "".join(cell("th", place, words) for place, words in enumerate(head))
     body = "".join(f"<tr>{''.join(cell('td', place, words) for place, words in enumerate(row))}</tr>" for row in rows)
-    said = f"<caption>{escape(caption)}</caption>" if caption else ""
-    return f'<div class="scroll"><table>{said}<thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>'
+    said = f'<p class="source">{escape(caption)}</p>' if caption else ""
+    return f'{said}<div class="scroll"><table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>'
 
 
 def legend(kinds: Mapping[str, str]) -> str:
@@ -105,6 +105,7 @@ STYLE: Final = """
  --blue:#3f95d0; --sky:#8fd0f5; --green:#27b88b; --orange:#f0b132; --red:#ee7a2b; --pink:#dc97bd; --olive:#cabb36; --grey:#7d8791; --idle:#262b30;
  --good:#5cc795; --warn:#efb65a; --bad:#ff8a80; } }
 * { box-sizing:border-box } html { -webkit-text-size-adjust:100% }
+p.source { font-size:13px }
 body { margin:0; background:var(--page); color:var(--ink); font:15px/1.5 system-ui,-apple-system,"Segoe UI",Roboto,"Noto Sans",sans-serif }
 header,main,footer { max-width:1080px; margin:0 auto; padding:0 20px }
 header { padding-top:28px } h1 { font-size:26px; line-height:1.2; margin:0 0 6px } header p { margin:0 0 12px; color:var(--soft) }
@@ -126,7 +127,7 @@ svg text.inside { fill:#fff; font-size:11.5px; paint-order:stroke; stroke:rgba(0
 .legend { display:flex; flex-wrap:wrap; gap:2px 14px; font-size:12.5px; color:var(--soft); margin-bottom:8px }
 .legend span { display:inline-flex; align-items:center; gap:6px } .legend i { width:12px; height:12px; border-radius:2px; display:inline-block }
 .scroll { overflow-x:auto; margin:8px 0 14px } table { border-collapse:collapse; font-size:13.5px; min-width:60% }
-caption { text-align:left; color:var(--soft); padding-bottom:4px } th,td { padding:4px 12px 4px 0; text-align:left; vertical-align:top; border-bottom:1px solid var(--line) }
+th,td { padding:4px 12px 4px 0; text-align:left; vertical-align:top; border-bottom:1px solid var(--line) }
 th { font-weight:600; font-size:12.5px; color:var(--soft); white-space:nowrap } .number { text-align:right; font-variant-numeric:tabular-nums; white-space:nowrap }
 details { margin:8px 0 } summary { cursor:pointer; color:var(--link) } code { font-size:12.5px; overflow-wrap:anywhere }
 footer { color:var(--soft); font-size:13px; border-top:1px solid var(--line); margin-top:24px; padding-top:10px; padding-bottom:30px }

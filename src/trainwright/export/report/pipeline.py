@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 
 from trainwright.export.report.page import SIMULATED, Section, badge, details, figure, legend, table
-from trainwright.export.report.spans import COMPUTE, Piece, Spans, busy_shares, columns, pieces, spans
+from trainwright.export.report.spans import COMPUTE, Numbers, Piece, Spans, busy_shares, columns, pieces, spans
 from trainwright.export.report.svg import bar, chart, seconds_axis, stretched, text
 from trainwright.export.report.svg import area as filled
 from trainwright.ir.program import Run
@@ -23,6 +23,9 @@ MOST_ROWS: Final = 32
 MOST_ROWS_WITH_WIRES: Final = 8
 MOST_MAGNIFIED: Final = 260
 """Actions in the magnified piece."""
+
+LONG_WAIT: Final = 0.25
+"""A wait that would take such a share of the magnified piece ends it."""
 
 LANE: Final = 20
 STRIP: Final = 9
@@ -141,7 +144,7 @@ def _magnified(of: Spans) -> str:
     if not len(places):
         return ""
     middle = _turn(of, places)
-    first, last = max(0, middle - MOST_MAGNIFIED // 2), min(len(places), middle + MOST_MAGNIFIED // 2)
+    first, last = _near(of, places, middle)
     if first == 0 and last == len(places) and len(places) < MOST_MAGNIFIED // 4:
         return ""
     begin_s, end_s = float(of.starts[places[first]]), float(of.ends[places[first:last]].max())
@@ -164,12 +167,21 @@ def _magnified(of: Spans) -> str:
     return figure(picture, caption)
 
 
-def _turn(of: Spans, places: np.ndarray) -> int:
+def _turn(of: Spans, places: Numbers) -> int:
     """The place near the middle where a forward run gives way to a backward one."""
     forward = of.kind[places] == of.kinds.index("forward")
     turns = np.flatnonzero(forward[:-1] & ~forward[1:] & (of.run[places][:-1] != of.run[places][1:])) + 1
     half = len(places) // 2
     return int(turns[np.argmin(np.abs(turns - half))]) if len(turns) else half
+
+
+def _near(of: Spans, places: Numbers, middle: int) -> tuple[int, int]:
+    """The actions around a place, up to the first long wait on each side."""
+    first, last = max(0, middle - MOST_MAGNIFIED // 2), min(len(places), middle + MOST_MAGNIFIED // 2)
+    starts, ends = of.starts[places[first:last]], of.ends[places[first:last]]
+    long = np.flatnonzero(starts[1:] - ends[:-1] > LONG_WAIT * (ends - starts).sum()) + 1 + first
+    before, after = long[long < middle], long[long > middle]
+    return (int(before[-1]) if len(before) else first), (int(after[0]) if len(after) else last)
 
 
 def _action(of: Spans, place: int, begin_s: Seconds, end_s: Seconds, y: float) -> str:

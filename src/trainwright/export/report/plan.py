@@ -130,7 +130,7 @@ def _heads(document: Mapping[str, Any], reasons: Reasons) -> str:
         reasons.card(
             "Exposed wire", "/time/exposed_wire_s", f"{time['exposed_wire_s'] / step_s:.1%}", note=f"{show_seconds(time['exposed_wire_s'])} of the step"
         ),
-        reasons.card(f"Device hours of {first}", "/cost/device_hours", f"{cost['device_hours']:,.4g}", note=then),
+        reasons.card(f"Device hours of {first}", "/cost/device_hours", f"{cost['device_hours']:,.0f}" if cost["device_hours"] >= 100 else f"{cost['device_hours']:.3g}", note=then),
     )
 
 
@@ -157,7 +157,7 @@ def time_bars(rows: list[tuple[str, Mapping[str, float]]]) -> str:
                 drawn.append(bar(begin, end, y=y + 17, height=BAR, kind=TIMES[part], title=title))
                 if end - begin > 0.09:  # room for a word on a narrow screen
                     share = f"{duration_s / sum(time.values()):.0%}"
-                    drawn.append(text((begin + end) / 2, y + 17 + BAR / 2 + 4, share, kind="inside", anchor="middle"))
+                    drawn.append(text((begin + end) / 2, y + 17 + BAR / 2 + 4, share, kind="mark" if part == "bubble_s" else "inside", anchor="middle"))
                 at_s += duration_s
         y += 17 + BAR + 8
     said = "; ".join(f"{name} {show_seconds(sum(time.values()))}" for name, time in rows)
@@ -228,7 +228,7 @@ def _formulas(document: Mapping[str, Any], reasons: Reasons) -> str:
         reasons.row("reserved memory", "/memory/reserved_bytes", show_bytes(memory_["reserved_bytes"])),
         reasons.row("capacity", "/memory/capacity_bytes", show_bytes(memory_["capacity_bytes"])),
         *(reasons.row(f"time: {TIME_WORDS[name]}", f"/time/{name}", show_seconds(time[name])) for name in time),
-        reasons.row("device hours", "/cost/device_hours", f"{document['cost']['device_hours']:,.4g}"),
+        reasons.row("device hours", "/cost/device_hours", f"{document['cost']['device_hours']:,.6g}"),
     ]
     return table(("figure", "value", "rests on", "source", "formula"), rows, right=(1,))
 
