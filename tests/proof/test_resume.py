@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 import torch
-from plans import GPT, small_plan
 
+from plans import GPT, small_plan
 from trainwright.engine import saving
 from trainwright.engine.data import Corpus, Cursor
 from trainwright.engine.train import Rank, feed_of

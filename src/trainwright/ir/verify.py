@@ -92,7 +92,7 @@ class _Walk:
 
     def untouched(self, action: Action, ref: Ref, *, write: bool) -> None:
         for (site, what), (source, target, _) in self.state.lent.items():
-            if ref == target or (write and ref == source):
+            if (ref == target and what != "send") or (write and ref == source):  # what is sent may still be read
                 self.fault(action, f"{ref} is lent to the {what} of {site}, which nobody has waited for")
 
     def reads(self, action: Action, operand: Operand) -> None:
