@@ -113,10 +113,11 @@ def check(plan: Plan | str | Path) -> list[Verdict]:
     """Try a plan for a few steps on one batch: whether its loss falls, its state is saved and restored, and all its parameters learn."""
     from trainwright.engine.launch import launch
     from trainwright.engine.trial import trial
+    from trainwright.engine.world import is_launched
 
     plan = load(plan, "run")
     corpus = _ready(replace(plan, run=replace(plan.run, checkpoint=None)), resume=False)
-    with tempfile.TemporaryDirectory(prefix="trainwright-check-") as scratch:
+    with tempfile.TemporaryDirectory(prefix="trainwright-check-", dir="." if is_launched() else None) as scratch:
         return launch(plan, lambda world: trial(world, plan, corpus, Path(scratch)))
 
 
@@ -137,20 +138,26 @@ def _ready(plan: Plan, *, resume: bool) -> Corpus:
 def _measured(plan: Plan) -> Plan:
     """The plan on this machine as it was measured, if it is for this machine."""
     from trainwright.engine.launch import launch
-    from trainwright.engine.measure import cluster_of, measure
+    from trainwright.engine.measure import cluster_of, measure, roomy
 
     if not plan.cluster.is_local:
         return plan
+    guessed = replace(plan, cluster=roomy(plan.cluster, plan.num_devices))
+    if not predict(guessed).fits:
+        return guessed  # measuring takes memory too
     figures = launch(plan, lambda world: measure(world, plan))
     return replace(plan, cluster=cluster_of(plan.cluster, figures))
 
 
 def _folder(plan: Plan, asked: str | Path | None) -> Path:
-    """The folder of a run, made. Raises PlanError if it cannot be."""
+    """The folder of a run, made by the rank that writes into it. Raises PlanError if it cannot be."""
+    from trainwright.engine.launch import speaks
     from trainwright.problems import PlanError, Problem
 
     name = plan.source.file.stem if plan.source.file is not None else plan.model.name
     folder = Path(asked) if asked is not None else Path("runs") / name / time.strftime("%Y%m%d-%H%M%S")
+    if not speaks():
+        return folder
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):

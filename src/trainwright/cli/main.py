@@ -175,9 +175,8 @@ def _unknown(parser: Parser, word: str) -> Problem:
         return Problem(
             f'"{word}" is one argument too many', given=word, allowed=" ".join(parser.format_usage().removeprefix("usage: ").split())
         )
-    close = nearest(name, parser.options)
-    if close is None and parser.takes("plan"):
-        close = _full_name(name.lstrip("-").replace("-", "_"))
+    setting = _full_name(name.lstrip("-").replace("-", "_")) if parser.takes("plan") else None
+    close = setting or nearest(name, parser.options)
     settings = ", and every setting of the plan (--run.steps 100)" if parser.takes("plan") else ""
     return Problem(
         f"{parser.prog.rpartition(' ')[2]} has no option {name}",

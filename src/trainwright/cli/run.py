@@ -39,6 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--stop-after", metavar="STEPS", type=int, default=None, help="stop when so many steps of the run are done")
     parser.add_argument("--profile", action="store_true", help="write a trace of some steps for ui.perfetto.dev")
     parser.add_argument("--out", metavar="FOLDER", default=None, help="where metrics and traces go (runs/NAME/TIME)")
+    parser.add_argument("--report", metavar="FILE", default=None, help="write a page of HTML: loss, speed, wire and memory beside the prediction")
     parser.add_argument("--print-launch", action="store_true", help="print the torchrun command of every node, and do nothing else")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
 
@@ -72,6 +73,10 @@ def run(args: argparse.Namespace) -> int:
             if args.json:
                 print(json.dumps(found.prediction.to_json(), separators=(",", ":")))
         return DOES_NOT_FIT
+    if args.report is not None and speaks():
+        from trainwright.export.html import report, write
+
+        write(args.report, report(run=done.to_json()))
     if speaks():
         print(json.dumps(done.to_json(), separators=(",", ":")) if args.json else "\n".join(done.lines()))
     return OK

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import shlex
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import TypeVar
 
 from trainwright.engine.world import World, from_environment, is_launched, run_processes
@@ -45,13 +47,15 @@ def demand_ranks(plan: Plan) -> None:
 
 def launch(plan: Plan, body: Callable[[World], Result]) -> Result:
     """Run `body` as every rank, and return what rank 0 (under torchrun: this rank) returned. `demand_ranks` has been asked before."""
-    if not is_launched():
-        return run_processes(body, plan.num_devices)[0]
+    return body(_joined()) if is_launched() else run_processes(body, plan.num_devices)[0]
+
+
+@cache
+def _joined() -> World:
+    """The world that torchrun describes; joined once, left at the end of the process."""
     world = from_environment()
-    try:
-        return body(world)
-    finally:
-        world.close()
+    atexit.register(world.close)
+    return world
 
 
 def speaks() -> bool:

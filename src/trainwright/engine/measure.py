@@ -39,8 +39,8 @@ from trainwright.spec.device import Source
 from trainwright.strategies.recompute import Recompute
 from trainwright.units import Bytes, Seconds
 
-NUM_ROUNDS = 9
-NUM_WARM_UP = 2
+NUM_ROUNDS, LEAST_ROUNDS, NUM_WARM_UP = 9, 3, 1
+PATIENCE_S = 4.0
 MOST_VOCAB = 4096
 MOST_TOKENS = 2048
 GEMM_SIZE = 512
@@ -127,6 +127,12 @@ def cluster_of(cluster: Cluster, figures: Figures) -> Cluster:
     return dataclasses.replace(cluster, device=device, stack=stack)
 
 
+def roomy(cluster: Cluster, num_ranks: int) -> Cluster:
+    """The local cluster, its guesses but for the memory: to see whether a plan fits before anything is measured."""
+    share = memory_of_this_machine() // num_ranks
+    return dataclasses.replace(cluster, device=dataclasses.replace(cluster.device, memory_bytes=share))
+
+
 def _measured(world: World, plan: Plan) -> Figures:
     """Measure everything in turn, several rounds: what disturbs the machine for a while disturbs all of it alike."""
     compute = plan.precision.resolved(plan.cluster.stack).compute
@@ -169,9 +175,12 @@ def _measured(world: World, plan: Plan) -> Figures:
 
 
 def in_turn(world: World, works: Mapping[str, Work]) -> dict[str, Seconds]:
-    """Median seconds of each work; every round does all of them, on all ranks at once."""
+    """Median seconds of each work; every round does all of them, on all ranks at once. A slow machine has fewer rounds."""
     seconds: dict[str, list[Seconds]] = {name: [] for name in works}
-    for _ in range(NUM_ROUNDS):
+    begin_s = time.perf_counter()
+    for number in range(NUM_ROUNDS):
+        if world.largest(int(time.perf_counter() - begin_s >= PATIENCE_S and number >= LEAST_ROUNDS)):
+            break
         for name, work in works.items():
             world.barrier()
             start_s = time.perf_counter()

@@ -60,7 +60,8 @@ class OneBatch:
 
 
 def trial(world: World, plan: Plan, corpus: Corpus, folder: Path) -> list[Verdict]:
-    """Try a plan, as one rank of it; all ranks return the same verdicts. `folder` takes one checkpoint."""
+    """Try a plan, as one rank of it; all ranks return the same verdicts. The first rank's `folder` takes one checkpoint."""
+    folder = Path(told_by_all(world, str(folder.resolve()))[0])  # every rank has one of its own, and the first one's is used
     steady = replace(plan, optimizer=replace(plan.optimizer, warmup_steps=0, decay="none"))
     rank = Rank.of(steady, world, OneBatch(feed_of(plan, corpus)))
     gradients: dict[str, list[float]] = {}
