@@ -19,6 +19,7 @@ FITS, DOES_NOT_FIT = 0, 3
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of this verb."""
     parser.add_argument("plan", metavar="PLAN", help="a plan file, or the name of a model (then on 8 x h100-sxm)")
+    parser.add_argument("--report", metavar="FILE", default=None, help="write a page of HTML: verdict, pipeline, memory over time")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     parser.add_argument("--why", action="store_true", help="say of every number how it comes about")
 
@@ -34,6 +35,10 @@ def run(args: argparse.Namespace) -> int:
         document = prediction.to_json(why=args.why)
     finally:
         gc.enable()
+    if args.report is not None:
+        from trainwright.export.html import report, write
+
+        write(args.report, report(prediction))
     if args.json:
         print(json.dumps(document, separators=(",", ":")))
     else:

@@ -26,6 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--ranks", type=int, default=None, metavar="N", help="use the largest sizes whose product is at most N")
     parser.add_argument("--processes", action="store_true", help="ranks are processes, so that the operating system counts bytes too")
     parser.add_argument("--float32", action="store_true", help="prove in float32 (gradients to 2e-5) instead of float64")
+    parser.add_argument("--report", metavar="FILE", default=None, help="write a page of HTML, predicted and measured beside each other")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
 
 
@@ -34,7 +35,15 @@ def run(args: argparse.Namespace) -> int:
     from trainwright.prove.prove import prove  # torch is loaded here, for the verbs that need it alone
 
     plan = load(args.plan, args.overrides, command="prove")
+    if args.report is not None:
+        from trainwright.export.html import demand_writable
+
+        demand_writable(args.report)
     proof = prove(plan, max_ranks=args.ranks, processes=args.processes, dtype="fp32" if args.float32 else "fp64")
+    if args.report is not None:
+        from trainwright.export.html import report, write
+
+        write(args.report, report(proof=proof))
     if args.json:
         json.dump(proof.to_json(), sys.stdout)
         print()

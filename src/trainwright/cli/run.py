@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--stop-after", metavar="STEPS", type=int, default=None, help="stop when so many steps of the run are done")
     parser.add_argument("--profile", action="store_true", help="write a trace of some steps for ui.perfetto.dev")
     parser.add_argument("--out", metavar="FOLDER", default=None, help="where metrics and traces go (runs/NAME/TIME)")
-    parser.add_argument("--report", metavar="FILE", default=None, help="write a page of HTML: loss, speed, wire and memory beside the prediction")
+    parser.add_argument("--report", metavar="FILE", default=None, help="write a page of HTML: loss, and measured beside predicted")
     parser.add_argument("--print-launch", action="store_true", help="print the torchrun command of every node, and do nothing else")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
 
@@ -57,6 +57,10 @@ def run(args: argparse.Namespace) -> int:
     from trainwright import api
     from trainwright.engine.launch import speaks
 
+    if args.report is not None:
+        from trainwright.export.html import demand_writable
+
+        demand_writable(args.report)
     try:
         done = api.run(
             plan,

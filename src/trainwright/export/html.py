@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 from trainwright import __version__
 from trainwright.export.report import memory, pipeline, plan
 from trainwright.export.report.page import Section, page
-from trainwright.export.report.plan import mesh
 from trainwright.problems import PlanError, Problem
 
 if TYPE_CHECKING:
@@ -26,8 +26,17 @@ def report(prediction: Prediction | None = None, proof: Proof | None = None, run
         sections += proof_sections(proof)
     if run is not None:
         sections += run_sections(run)
-    names = [prediction.plan.model.name] if prediction else [proof.plan.model.name] if proof else []
-    return assemble(" ".join([*names, "report"]), sections)
+    return assemble(_title(prediction, proof, run), sections)
+
+
+def _title(prediction: Prediction | None, proof: Proof | None, run: Mapping[str, Any] | None) -> str:
+    """What a page is about."""
+    if prediction is not None:
+        of = prediction.plan
+        return f"{of.model.name} on {of.num_devices:,} × {of.cluster.device.title or of.cluster.device.name}"
+    if proof is not None:
+        return f"{proof.plan.model.name}: proof on {proof.plan.num_devices} ranks"
+    return f"{run['plan']['model']}: run on {run['plan']['num_devices']} ranks" if run is not None else "Trainwright"
 
 
 def prediction_sections(prediction: Prediction) -> list[Section]:
@@ -54,17 +63,20 @@ def assemble(title: str, sections: list[Section], lead: str = "") -> str:
     return page(title, lead or "What was predicted, what was measured, and what each number rests on.", sections, __version__)
 
 
-def subject(prediction: Prediction) -> str:
-    """What a prediction is about, in a line."""
-    of = prediction.plan
-    device = of.cluster.device.title or of.cluster.device.name
-    return f"{of.model.name} on {of.num_devices} × {device}: {mesh(of.parallel.sizes)}"
+def demand_writable(file: str | Path) -> None:
+    """Raise PlanError, before any work is done, where a report could not be written."""
+    target = Path(file)
+    if target.is_dir() or not os.access(target.parent, os.W_OK) or (target.exists() and not os.access(target, os.W_OK)):
+        raise PlanError(_unwritable(target, "no file can be written there"))
 
 
-def write(path: Path, text: str) -> None:
+def write(file: str | Path, text: str) -> None:
     """Write a report; PlanError if the file cannot be written."""
     try:
-        path.write_text(text, encoding="utf-8")
+        Path(file).write_text(text, encoding="utf-8")
     except OSError as error:
-        message = f"the report cannot be written: {error.strerror or error}"
-        raise PlanError(Problem(message, path="--report", given=str(path), attempt="--report /tmp/report.html")) from error
+        raise PlanError(_unwritable(file, error.strerror or str(error))) from error
+
+
+def _unwritable(file: str | Path, reason: str) -> Problem:
+    return Problem(f"the report cannot be written: {reason}", path="--report", given=str(file), attempt="--report /tmp/report.html")

@@ -9,7 +9,19 @@ import numpy as np
 
 from trainwright.export.report.page import PREDICTED, SIMULATED, Section, badge, details, figure, legend, table
 from trainwright.export.report.spans import Numbers, Spans, Times, spans
-from trainwright.export.report.svg import LINE_PIXELS, area, bar, chart, line, rule, seconds_axis, staircase, stretched, text, ticks, upright
+from trainwright.export.report.svg import (
+    LINE_PIXELS,
+    area,
+    bar,
+    chart,
+    rule,
+    seconds_axis,
+    staircase,
+    stretched,
+    text,
+    ticks,
+    upright,
+)
 from trainwright.ir.buffer import PARTS
 from trainwright.predict.memory import TEMPORARY
 from trainwright.predict.predict import Prediction
@@ -35,7 +47,8 @@ def section(prediction: Prediction) -> Section:
     used = {part: WORDS.get(part, part) for part in ORDER if held[:, PARTS.index(part)].any()}
     marks = {"persistent": "persistent", **({"capacity": "capacity"} if not far else {})}
     caption = (
-        f"Live bytes of a rank of position {fullest.position}, the fullest: sizes {badge(PREDICTED, 'buffers of the Program')}, times {badge(SIMULATED)}. "
+        f"Live bytes of a rank of position {fullest.position}, the fullest: "
+        f"sizes {badge(PREDICTED, 'buffers of the Program')}, times {badge(SIMULATED)}. "
         f"Peak {show_bytes(fullest.peak_bytes)}; {show_bytes(fullest.persistent_bytes)} of it persist between steps. "
         f"Each column shows its fullest moment, with what is held inside actions.{far}"
     )
@@ -71,9 +84,7 @@ def ceiling(peak_bytes: Bytes, capacity_bytes: Bytes) -> Bytes:
     return round(1.06 * max(peak_bytes, capacity_bytes if capacity_bytes < 1.8 * peak_bytes else 0, 1))
 
 
-def stacked(
-    moments: Times, held: Numbers, top_bytes: Bytes, persistent_bytes: Bytes, capacity_bytes: Bytes, step_s: float
-) -> str:
+def stacked(moments: Times, held: Numbers, top_bytes: Bytes, persistent_bytes: Bytes, capacity_bytes: Bytes, step_s: float) -> str:
     """Areas by part, the persistent bytes and, where it is near, the capacity."""
     base = np.zeros(len(held))
     drawn = []
@@ -139,10 +150,17 @@ def bars(rows: Sequence[tuple[str, Mapping[str, Bytes], Bytes]], capacity_bytes:
     y = 0.0
     for name, parts, beyond_bytes in rows:
         total_bytes = sum(parts.values())
-        drawn.append(text(0, y + 12, f"{name}: {show_bytes(total_bytes)} live, {show_bytes(total_bytes + beyond_bytes)} reserved", kind="mark"))
+        drawn.append(
+            text(0, y + 12, f"{name}: {show_bytes(total_bytes)} live, {show_bytes(total_bytes + beyond_bytes)} reserved", kind="mark")
+        )
         drawn.append(one_bar(parts, beyond_bytes, whole_bytes, y + 17, height))
         y += 17 + height + 6
-    return chart(y + 20, *drawn, capacity_mark(capacity_bytes, whole_bytes, y), label="memory by part of each role against the capacity of the device")
+    return chart(
+        y + 20,
+        *drawn,
+        capacity_mark(capacity_bytes, whole_bytes, y),
+        label="memory by part of each role against the capacity of the device",
+    )
 
 
 BAR: Final = 26
@@ -155,7 +173,16 @@ def one_bar(parts: Mapping[str, Bytes], beyond_bytes: Bytes, whole_bytes: Bytes,
     at = 0
     for part in ORDER:
         if size := parts.get(part, 0):
-            drawn.append(bar(at / whole_bytes, (at + size) / whole_bytes, y=y, height=height, kind=part, title=f"{WORDS.get(part, part)}: {show_bytes(size)}"))
+            drawn.append(
+                bar(
+                    at / whole_bytes,
+                    (at + size) / whole_bytes,
+                    y=y,
+                    height=height,
+                    kind=part,
+                    title=f"{WORDS.get(part, part)}: {show_bytes(size)}",
+                )
+            )
             at += size
     if beyond_bytes:
         title = f"allocator and context: {show_bytes(beyond_bytes)}"

@@ -9,8 +9,8 @@ import numpy as np
 
 from trainwright.export.report.page import SIMULATED, Section, badge, details, figure, legend, table
 from trainwright.export.report.spans import COMPUTE, Numbers, Piece, Spans, busy_shares, columns, pieces, spans
-from trainwright.export.report.svg import bar, chart, seconds_axis, stretched, text
 from trainwright.export.report.svg import area as filled
+from trainwright.export.report.svg import bar, chart, seconds_axis, stretched, text
 from trainwright.ir.program import Run
 from trainwright.predict.predict import Prediction
 from trainwright.units import Seconds, show_seconds
@@ -42,14 +42,18 @@ def section(prediction: Prediction) -> Section:
     glass = next((one for one in shown if one.position == critical), shown[0])
     multiplicity = roles[0].multiplicity
     hidden = f" {len(roles) - len(shown)} positions in the middle are left out." if len(shown) < len(roles) else ""
+    strips = "The strips below a position are its wires, filled as high as they are busy." if len(shown) <= MOST_ROWS_WITH_WIRES else ""
     caption = (
-        f"One step of {show_seconds(step_s)}, {badge(SIMULATED)}: {len(roles)} position{'s' if len(roles) > 1 else ''} on the pipeline axis, "
+        f"One step of {show_seconds(step_s)}, {badge(SIMULATED)}: "
+        f"{len(roles)} position{'s' if len(roles) > 1 else ''} on the pipeline axis, "
         f"{multiplicity:,} ranks each do the same. A bar is the work on one microbatch; gaps are waiting. "
-        f"The strips below a position are its wires, filled as high as they are busy.{hidden}"
+        f"{strips}{hidden}"
     )
     body = figure(_legend(shown) + _overview(shown, step_s), caption)
     body += _magnified(glass)
-    body += details("The same as a table", table(("position", "ranks", *COMPUTE, "wires", "idle"), _busy_rows(prediction, shown), right=range(1, 8)))
+    body += details(
+        "The same as a table", table(("position", "ranks", *COMPUTE, "wires", "idle"), _busy_rows(prediction, shown), right=range(1, 8))
+    )
     return Section(anchor="pipeline", title="Pipeline", body=body)
 
 
@@ -73,7 +77,10 @@ def _legend(shown: Sequence[Spans]) -> str:
     kinds = {name: name for name in COMPUTE if name in used}
     for wire in sorted(used):
         if wire.startswith("wire:"):
-            kinds.setdefault(wire_class(wire), f"wire over {wire.removeprefix('wire:')}" if wire_class(wire) != "wire-other" else "wire over several axes")
+            kinds.setdefault(
+                wire_class(wire),
+                f"wire over {wire.removeprefix('wire:')}" if wire_class(wire) != "wire-other" else "wire over several axes",
+            )
     return legend(kinds)
 
 
@@ -111,7 +118,9 @@ def _joined_wires(of: Spans) -> list[list[str]]:
 
 
 def _drawn(one: Piece, step_s: Seconds, y: float) -> str:
-    title = f"{one.kind} {named(one.run)}: {show_seconds(one.start_s)} to {show_seconds(one.end_s)}, {show_seconds(one.end_s - one.start_s)}"
+    title = (
+        f"{one.kind} {named(one.run)}: {show_seconds(one.start_s)} to {show_seconds(one.end_s)}, {show_seconds(one.end_s - one.start_s)}"
+    )
     return bar(one.start_s / step_s, one.end_s / step_s, y=y, height=LANE, kind=one.kind, title=title)
 
 
@@ -129,7 +138,11 @@ def _strip(of: Spans, wires: list[str], step_s: Seconds, y: float) -> str:
     base = y + STRIP
     edges = np.flatnonzero(np.diff(np.round(shares, 2))) + 1
     firsts, lasts = np.concatenate(([0], edges)), np.concatenate((edges, [num_columns]))
-    top = [(place / num_columns, base - STRIP * float(shares[first])) for first, last in zip(firsts, lasts, strict=True) for place in (first, last)]
+    top = [
+        (place / num_columns, base - STRIP * float(shares[first]))
+        for first, last in zip(firsts, lasts, strict=True)
+        for place in (first, last)
+    ]
     title = f"{kind.removeprefix('wire-')}: busy {float(shares.mean()):.0%} of the step"
     area = filled([(share, height - y) for share, height in top], [(0.0, STRIP), (1.0, STRIP)], kind=kind, title=title)
     return bar(0, 1, y=y, height=STRIP, kind="lane", title=title) + stretched(area, y=y, height=STRIP)
@@ -159,10 +172,14 @@ def _magnified(of: Spans) -> str:
         drawn += [text(0, y + 12, name.replace("wire:", "wire over "), kind="mark"), bar(0, 1, y=y + 17, height=LANE, kind="lane")]
         drawn += [_action(of, place, begin_s, end_s, y + 17) for place in members]
         y += 17 + LANE + 5
-    picture = chart(y + 22, *drawn, _clock(begin_s, end_s, y), label=f"the actions of position {of.position} for {show_seconds(end_s - begin_s)}")
+    picture = chart(
+        y + 22, *drawn, _clock(begin_s, end_s, y), label=f"the actions of position {of.position} for {show_seconds(end_s - begin_s)}"
+    )
     caption = (
-        f"The same step magnified, {badge(SIMULATED)}: position {of.position} from {show_seconds(begin_s)} for {show_seconds(end_s - begin_s)}, "
-        "action by action. Exchanges that stand below compute are overlapped; where compute has a gap, it waits for one. Point at a bar for its site."
+        f"The same step magnified, {badge(SIMULATED)}: position {of.position} from {show_seconds(begin_s)} "
+        f"for {show_seconds(end_s - begin_s)}, action by action. "
+        "Exchanges that stand below compute are overlapped; where compute has a gap, it waits for one. "
+        "Point at a bar for its site."
     )
     return figure(picture, caption)
 
@@ -213,5 +230,3 @@ def _busy_rows(prediction: Prediction, shown: Sequence[Spans]) -> Iterator[tuple
             f"{float(wires):.1%}",
             f"{max(0.0, 1.0 - float(shares.sum())):.1%}",
         )
-
-

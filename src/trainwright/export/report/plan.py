@@ -7,7 +7,20 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from trainwright.export.report import memory
-from trainwright.export.report.page import ASSUMED, PREDICTED, SIMULATED, Section, badge, card, cards, details, figure, legend, paragraph, table
+from trainwright.export.report.page import (
+    ASSUMED,
+    PREDICTED,
+    SIMULATED,
+    Section,
+    badge,
+    card,
+    cards,
+    details,
+    figure,
+    legend,
+    paragraph,
+    table,
+)
 from trainwright.export.report.svg import bar, chart, text
 from trainwright.ir.figure import Figure, lookup
 from trainwright.predict.document import SIMULATION
@@ -16,7 +29,14 @@ from trainwright.units import show_bytes, show_count, show_seconds, show_usd, sh
 
 TONES: Final = {"fits": "good", "risky": "warn", "does not fit": "bad"}
 
-TIMES: Final = {"compute_s": "compute", "exposed_wire_s": "wire", "bubble_s": "bubble", "update_s": "update", "offload_s": "other", "other_s": "other"}
+TIMES: Final = {
+    "compute_s": "compute",
+    "exposed_wire_s": "wire",
+    "bubble_s": "bubble",
+    "update_s": "update",
+    "offload_s": "other",
+    "other_s": "other",
+}
 """Parts of a step's time to classes of the style sheet."""
 
 TIME_WORDS: Final = {
@@ -111,7 +131,12 @@ def _heads(document: Mapping[str, Any], reasons: Reasons) -> str:
         else ("a step", money.removeprefix(", "))
     )
     return cards(
-        reasons.card("Step time", "/step_s", show_seconds(step_s), note=f"{show_seconds(interval['p10'])} to {show_seconds(interval['p90'])} in 80 % of cases"),
+        reasons.card(
+            "Step time",
+            "/step_s",
+            show_seconds(step_s),
+            note=f"{show_seconds(interval['p10'])} to {show_seconds(interval['p90'])} in 80 % of cases",
+        ),
         reasons.card(
             "Tokens per second",
             "/tokens_per_s",
@@ -123,14 +148,23 @@ def _heads(document: Mapping[str, Any], reasons: Reasons) -> str:
             "Memory",
             "/memory/peak_bytes",
             memory_["verdict"],
-            note=f"peak {show_bytes(memory_['peak_bytes'])}, reserved {show_bytes(memory_['reserved_bytes'])}: {share:.0%} of {show_bytes(memory_['capacity_bytes'])}",
+            note=f"peak {show_bytes(memory_['peak_bytes'])}, reserved {show_bytes(memory_['reserved_bytes'])}: "
+            f"{share:.0%} of {show_bytes(memory_['capacity_bytes'])}",
             tone=TONES[memory_["verdict"]],
         ),
         reasons.card("Bubble", "/time/bubble_s", f"{time['bubble_s'] / step_s:.1%}", note=f"{show_seconds(time['bubble_s'])} of the step"),
         reasons.card(
-            "Exposed wire", "/time/exposed_wire_s", f"{time['exposed_wire_s'] / step_s:.1%}", note=f"{show_seconds(time['exposed_wire_s'])} of the step"
+            "Exposed wire",
+            "/time/exposed_wire_s",
+            f"{time['exposed_wire_s'] / step_s:.1%}",
+            note=f"{show_seconds(time['exposed_wire_s'])} of the step",
         ),
-        reasons.card(f"Device hours of {first}", "/cost/device_hours", f"{cost['device_hours']:,.0f}" if cost["device_hours"] >= 100 else f"{cost['device_hours']:.3g}", note=then),
+        reasons.card(
+            f"Device hours of {first}",
+            "/cost/device_hours",
+            f"{cost['device_hours']:,.0f}" if cost["device_hours"] >= 100 else f"{cost['device_hours']:.3g}",
+            note=then,
+        ),
     )
 
 
@@ -157,7 +191,11 @@ def time_bars(rows: list[tuple[str, Mapping[str, float]]]) -> str:
                 drawn.append(bar(begin, end, y=y + 17, height=BAR, kind=TIMES[part], title=title))
                 if end - begin > 0.09:  # room for a word on a narrow screen
                     share = f"{duration_s / sum(time.values()):.0%}"
-                    drawn.append(text((begin + end) / 2, y + 17 + BAR / 2 + 4, share, kind="mark" if part == "bubble_s" else "inside", anchor="middle"))
+                    drawn.append(
+                        text(
+                            (begin + end) / 2, y + 17 + BAR / 2 + 4, share, kind="mark" if part == "bubble_s" else "inside", anchor="middle"
+                        )
+                    )
                 at_s += duration_s
         y += 17 + BAR + 8
     said = "; ".join(f"{name} {show_seconds(sum(time.values()))}" for name, time in rows)
@@ -181,8 +219,9 @@ def _memory(prediction: Prediction) -> str:
     used = {part: memory.WORDS.get(part, part) for part in memory.ORDER if any(parts[part] for _, parts, _ in shown)}
     left_out = f" {len(rows) - len(shown)} positions in the middle are left out of the picture." if len(shown) < len(rows) else ""
     caption = (
-        f"Each role at the instant of its peak: parts {badge(PREDICTED, 'buffers of the Program')}; the grey end is what the allocator and the driver "
-        f"take besides {badge(ASSUMED, 'allocator_factor and context_bytes: see assumptions')}.{left_out}"
+        f"Each role at the instant of its peak: parts {badge(PREDICTED, 'buffers of the Program')}; "
+        f"the grey end is what the allocator and the driver take "
+        f"besides {badge(ASSUMED, 'allocator_factor and context_bytes: see assumptions')}.{left_out}"
     )
     picture = memory.bars(shown, ledger.capacity_bytes)
     return figure(legend({**used, "other": "allocator, context", "free": "free"}) + picture, caption) + memory.roles_table(prediction)
@@ -240,4 +279,8 @@ def _assumptions(document: Mapping[str, Any]) -> str:
 def _assumed(document: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
     for one in document["assumptions"]:
         value = one["value"]
-        yield one["name"], f"{value:,.6g}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else str(value), one["source"]
+        yield (
+            one["name"],
+            f"{value:,.6g}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else str(value),
+            one["source"],
+        )

@@ -26,8 +26,8 @@ def section(proof: Proof) -> Section:
     where = "processes over gloo" if proof.processes else "threads of one process"
     tensors = proof.gradients.num_tensors_compared
     body = paragraph(
-        f"The same plan, shrunk to {proof.plan.num_devices} local ranks ({mesh(proof.plan.parallel.sizes)}; {where}), was executed in {proof.dtype} "
-        f"and held against an unsharded reference that shares no code with the engine."
+        f"The same plan, shrunk to {proof.plan.num_devices} local ranks ({mesh(proof.plan.parallel.sizes)}; {where}), "
+        f"was executed in {proof.dtype} and held against an unsharded reference that shares no code with the engine."
     )
     body += _heads(proof)
     body += details("What was made smaller", table(("setting", "in the plan", "in the proof"), _changes(proof)))
@@ -63,7 +63,9 @@ def _heads(proof: Proof) -> str:
             "Operating system's count",
             system,
             basis=MEASURED,
-            note="" if wire.os_error is None else f"{wire.os_error:.4%} off the ledger, message headers of {wire.header_bytes:.0f} B taken off",
+            note=""
+            if wire.os_error is None
+            else f"{wire.os_error:.4%} off the ledger, message headers of {wire.header_bytes:.0f} B taken off",
             source="wchar of /proc/self/io, every rank" if proof.processes else "ranks were threads: it cannot tell them apart",
         ),
         card(
@@ -89,9 +91,17 @@ def _values(proof: Proof) -> str:
     rows = [
         ("loss of the first step", _error(proof.loss_error), _error(proof.tolerance.gradients)),
         ("gradient norm of the first step", _error(proof.norm_error), _error(proof.tolerance.gradients)),
-        (f"gradients (worst: {proof.gradients.worst_tensor})", _error(proof.gradients.worst_relative_error), _error(proof.tolerance.gradients)),
+        (
+            f"gradients (worst: {proof.gradients.worst_tensor})",
+            _error(proof.gradients.worst_relative_error),
+            _error(proof.tolerance.gradients),
+        ),
         ("losses of later steps", _error(proof.later_loss_error), _error(proof.tolerance.parameters)),
-        (f"parameters after {len(proof.reports[0].results) if proof.reports else 3} optimizer steps", _error(proof.parameters.worst_relative_error), _error(proof.tolerance.parameters)),
+        (
+            f"parameters after {len(proof.reports[0].results) if proof.reports else 3} optimizer steps",
+            _error(proof.parameters.worst_relative_error),
+            _error(proof.tolerance.parameters),
+        ),
         ("replicas", replicas, "bit-identical"),
     ]
     return table(("", "measured", "allowed"), rows, right=(1, 2))
@@ -126,8 +136,10 @@ def _wire(proof: Proof) -> str:
     body = table(("axis", "operation", *head), axes, caption=caption, right=(2, 3, 4))
     worst = [(f"rank {rank} {site}", kind, "1", f"{one:,}", f"{two:,}", "wrong") for rank, site, kind, one, two in proof.wire.wrong]
     summary = f"The {min(MOST_SITES, len(sites))} sites with most bytes, of {len(sites)}"
-    return body + (table(("site", "operation", *head), worst, right=(2, 3, 4)) if worst else "") + details(
-        summary, table(("site", "operation", *head), rows, right=(2, 3, 4))
+    return (
+        body
+        + (table(("site", "operation", *head), worst, right=(2, 3, 4)) if worst else "")
+        + details(summary, table(("site", "operation", *head), rows, right=(2, 3, 4)))
     )
 
 
@@ -145,11 +157,10 @@ def _live(proof: Proof) -> str:
     predicted, measured = curves(proof, fullest)
     top_bytes = round(1.06 * max(*predicted, *measured, 1))
     num_actions = len(predicted) - 1
-    drawn = [
-        line(_corners(curve, top_bytes), kind=kind) for curve, kind in ((predicted, "one thick"), (measured, "two"))
-    ]
+    drawn = [line(_corners(curve, top_bytes), kind=kind) for curve, kind in ((predicted, "one thick"), (measured, "two"))]
     marks = [
-        text(mark / num_actions, HEIGHT + 15, f"{mark:g}", kind="mark", anchor="start" if mark == 0 else "middle") for mark in ticks(num_actions * 0.97)
+        text(mark / num_actions, HEIGHT + 15, f"{mark:g}", kind="mark", anchor="start" if mark == 0 else "middle")
+        for mark in ticks(num_actions * 0.97)
     ]
     picture = chart(
         HEIGHT + 22,
@@ -161,12 +172,15 @@ def _live(proof: Proof) -> str:
     same = "The curves coincide after every action." if predicted == measured else "The curves differ."
     memory = proof.memory
     caption = (
-        f"Rank {fullest.rank}, the fullest: live bytes after each of its {num_actions:,} actions of the first step, {badge(PREDICTED)} and {badge(MEASURED)}. "
+        f"Rank {fullest.rank}, the fullest: live bytes after each of its {num_actions:,} actions of the first step, "
+        f"{badge(PREDICTED)} and {badge(MEASURED)}. "
         f"{same} Inside an action the largest temporary is {show_bytes(memory.predicted_temporary_bytes)} predicted, "
         f"{show_bytes(memory.measured_temporary_bytes)} measured."
     )
     body = figure(legend({"one": "predicted", "two": "measured"}) + picture, caption)
-    return body + details("Peaks of all ranks, as a table", table(("rank", "predicted peak", "measured peak", ""), _peaks(proof), right=(1, 2)))
+    return body + details(
+        "Peaks of all ranks, as a table", table(("rank", "predicted peak", "measured peak", ""), _peaks(proof), right=(1, 2))
+    )
 
 
 def curves(proof: Proof, report: RankReport) -> tuple[list[Bytes], list[Bytes]]:
@@ -189,4 +203,3 @@ def _peaks(proof: Proof) -> Iterator[tuple[str, str, str, str]]:
     for report in proof.reports:
         predicted, measured = (max(curve) for curve in curves(proof, report))
         yield f"{report.rank}", f"{predicted:,}", f"{measured:,}", "equal" if predicted == measured else f"{measured - predicted:+,}"
-

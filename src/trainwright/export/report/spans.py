@@ -113,7 +113,9 @@ def _parts(simulation: Simulation, position: int) -> Iterator[tuple[int, tuple[T
         starts = np.stack([_at(moment, inputs) for moment in batch.slopes.starts], axis=1)
         ends = np.stack([_at(moment, inputs) for moment in batch.slopes.ends], axis=1)
         ports = {id(port.action): number for number, port in enumerate(batch.slopes.ports, len(batch.slopes.lanes)) if port.kind != "done"}
-        crossing = [(index, ports[id(action)]) for index, action in enumerate(actions) if crosses_roles(action) and not isinstance(action, Wait)]
+        crossing = [
+            (index, ports[id(action)]) for index, action in enumerate(actions) if crosses_roles(action) and not isinstance(action, Wait)
+        ]
         for row, place in enumerate(mine):
             for index, port in crossing:  # these take place when all members are there, which no single run knows
                 node = simulation.exchange_after[batch.first_nodes[place] + port]

@@ -1,8 +1,8 @@
 """Charts as SVG, drawn so that they fit any width without scaling their text.
 
-A chart is as wide as its column and has a fixed height. Places along x are shares of the width, written in percent; along y they are pixels. Curves
-and areas cannot be written in percent: they stand in an inner drawing that is stretched to the chart (`stretched`). Colours are classes, so that
-the page's style sheet decides them, for light and for dark.
+A chart is as wide as its column and has a fixed height. Places along x are shares of the width, written in percent; along y they are
+pixels. Curves and areas cannot be written in percent: they stand in an inner drawing that is stretched to the chart (`stretched`).
+Colours are classes, so that the page's style sheet decides them, for light and for dark.
 
 Glossary
     share   a place along x, from 0 at the left to 1 at the right
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from html import escape
+from itertools import pairwise
 from math import floor, log10
 
 WIDTH = 1000
@@ -60,7 +61,9 @@ def chart(height: float, *content: str, label: str) -> str:
 def bar(begin: float, end: float, *, y: float, height: float, kind: str, title: str = "") -> str:
     """A bar between two shares of the width; `title` is shown when pointed at."""
     children = (element("title", escape(title)),) if title else ()
-    return element("rect", *children, x=percent(begin), y=number(y), width=percent(max(0.0, end - begin)), height=number(height), class_=kind)
+    return element(
+        "rect", *children, x=percent(begin), y=number(y), width=percent(max(0.0, end - begin)), height=number(height), class_=kind
+    )
 
 
 def text(share: float, y: float, words: str, *, kind: str = "", anchor: str = "start", indent: float = 0) -> str:
@@ -107,7 +110,7 @@ def staircase(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]
     [(0.0, 5.0), (0.5, 5.0), (0.5, 2.0)]
     """
     corners = list(points[:1])
-    for (_, before), (share, y) in zip(points, points[1:], strict=False):
+    for (_, before), (share, y) in pairwise(points):
         corners += [(share, before), (share, y)] if y != before else []
     if points and corners[-1][0] != points[-1][0]:
         corners.append(points[-1])
@@ -124,7 +127,9 @@ def area(top: Sequence[tuple[float, float]], bottom: Sequence[tuple[float, float
 
 def boxes(spans: Iterable[tuple[float, float]], *, y: float, height: float, kind: str) -> str:
     """Many bars of one kind as one path, for an inner drawing; without titles."""
-    path = "".join(f"M{number(WIDTH * begin)} {number(y)}H{WIDTH * end:.2f}V{number(y + height)}H{WIDTH * begin:.2f}Z" for begin, end in spans)
+    path = "".join(
+        f"M{number(WIDTH * begin)} {number(y)}H{WIDTH * end:.2f}V{number(y + height)}H{WIDTH * begin:.2f}Z" for begin, end in spans
+    )
     return element("path", d=path, class_=kind) if path else ""
 
 
