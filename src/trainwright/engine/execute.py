@@ -87,7 +87,7 @@ class Executor:
         self.plan, self.program, self.world, self.batches = plan, program, world, batches
         self.store, self.recorder = store, recorder
         self.place = Place(plan, world.rank)
-        self.position = self.place.coordinate("pipeline")
+        self.position = self.place.position
         self.actions: tuple[Action, ...] = tuple(program.actions(self.position))
         self.units: Mapping[str, Unit] = family_of(plan).units
         self.tables = {name: span_table(unit) for name, unit in self.units.items()}
@@ -246,14 +246,13 @@ class Executor:
         assert microbatch is not None
         batch = self.batch(microbatch)
         first = batch.first_sequence
-        tensor = self.plan.parallel.tensor
         return Call(
             model=self.plan.model,
             weights=self.weights(action.weights) if action.weights else NO_WEIGHTS,
             gradients=self.sink(action.accumulates, fresh=action.fresh) if action.accumulates and action.function == "backward" else None,
-            tensor_index=self.place.coordinate("tensor"),
-            num_tensor=tensor.size,
-            sequence=tensor.sequence and tensor.size > 1,
+            tensor_index=self.place.column,
+            num_tensor=self.place.num_columns,
+            sequence=self.place.cuts_sequence,
             tokens=batch.tokens,
             targets=batch.targets,
             num_valid_tokens=self.store.tensor(VALID) if VALID in self.store else 1.0,
@@ -310,7 +309,7 @@ class Executor:
 
     def collect(self, action: Compute) -> None:
         """Add a microbatch's part of the loss; of ranks that hold the same one, the first counts it."""
-        if self.place.coordinate("tensor") == 0:
+        if self.place.column == 0:
             self.store.tensor(SCALARS)[1] += self.store.tensor(action.reads[0].ref).double()
 
     def square(self, ref: Ref) -> None:
@@ -322,13 +321,7 @@ class Executor:
 
     def owned(self, ref: Ref, num_elements: int) -> tuple[int, int]:
         """The range of a gradient buffer that this rank counts: none on later data replicas, not what an earlier tensor rank holds too."""
-        if self.place.coordinate("data"):
-            return 0, 0
-        if self.place.coordinate("tensor") == 0:
-            return 0, num_elements
-        begin = self.place.coordinate("zero") * num_elements
-        replicated = self.units[self.unit_name(ref)].num_replicated
-        return min(max(replicated - begin, 0), num_elements), num_elements
+        return self.place.owned(num_elements, self.units[self.unit_name(ref)].num_replicated)
 
     # --- exchanges -------------------------------------------------------------------------------------------------------------
 
@@ -394,12 +387,10 @@ class Executor:
             observe, self.observe = self.observe, None
             observe(self)
         gradients, weights = self.store.tensor(action.gradients), self.store.tensor(action.weights)
-        begin = self.place.coordinate("zero") * gradients.numel()
-        own = weights[begin : begin + gradients.numel()] if weights.numel() > gradients.numel() else weights
+        begin, end = self.place.slice_of(gradients.numel())
+        own = weights[begin:end] if weights.numel() > gradients.numel() else weights
         spans = self.units[self.unit_name(action.weights)].spans
-        decay = decay_ranges(
-            [(span.start, span.parameter.local_shape) for span in spans if span.parameter.decays], begin, begin + gradients.numel()
-        )
+        decay = decay_ranges([(span.start, span.parameter.local_shape) for span in spans if span.parameter.decays], begin, end)
         norm = math.sqrt(self.store.tensor(SCALARS)[0].item())
         shard = Shard(
             weights=own,

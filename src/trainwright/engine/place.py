@@ -27,6 +27,43 @@ class Place:
         return self.coordinates[axis]
 
     @property
+    def position(self) -> int:
+        """This rank's place in the pipeline."""
+        return self.coordinates["pipeline"]
+
+    @property
+    def column(self) -> int:
+        """Which piece of the cut matrices this rank holds."""
+        return self.coordinates["tensor"]
+
+    @property
+    def num_columns(self) -> int:
+        """Pieces that matrices are cut into."""
+        return self.plan.size("tensor")
+
+    @property
+    def cuts_sequence(self) -> bool:
+        """The residual stream is cut along the sequence."""
+        return self.plan.parallel.tensor.sequence and self.num_columns > 1
+
+    def slice_of(self, num_elements: int) -> tuple[int, int]:
+        """This rank's part of a flat buffer that is updated in pieces of `num_elements`."""
+        begin = self.coordinates["zero"] * num_elements
+        return begin, begin + num_elements
+
+    def owned(self, num_elements: int, num_replicated: int) -> tuple[int, int]:
+        """The range of a gradient buffer of `num_elements` that this rank counts in the norm: every logical element has one owner.
+
+        Later data replicas own nothing; later tensor ranks nothing of the first `num_replicated` elements, which all of them hold.
+        """
+        if self.coordinates["data"]:
+            return 0, 0
+        if not self.column:
+            return 0, num_elements
+        begin, _ = self.slice_of(num_elements)
+        return min(max(num_replicated - begin, 0), num_elements), num_elements
+
+    @property
     def replica(self) -> int:
         """Which part of the batch this rank sees."""
         return self.coordinate("data") * self.plan.size("zero") + self.coordinate("zero")
