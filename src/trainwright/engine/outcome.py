@@ -114,23 +114,14 @@ class Outcome:
     def measured(self, position: int = 0) -> dict[str, Any]:
         """What was measured, as the JSON document holds it.
 
-        Time and wire are those of the first rank of a pipeline position, memory is that of the fullest rank.
+        Time is that of the first rank of a pipeline position, wire the mean of the position's ranks, memory that of the fullest rank.
         """
         speaker = next(one for one in self.ranks if one.position == position)
         return {
             "step_s": self.typical_step_s,
             "tokens_per_s": self.tokens_per_s,
             "memory": {"peak_bytes": max(one.peak_bytes for one in self.ranks)},
-            "wire": [
-                {
-                    "axis": one.axis,
-                    "op": one.op,
-                    "count": one.count,
-                    "payload_bytes": one.payload_bytes,
-                    "sent_bytes_per_rank": one.sent_bytes,
-                }
-                for one in speaker.wire
-            ],
+            "wire": self.wire(position),
             "sent_bytes_per_step": sum(one.sent_bytes for rank in self.ranks for one in rank.wire),
             "time": {
                 "compute_s": speaker.compute_s,
@@ -142,6 +133,29 @@ class Outcome:
             "rank": speaker.rank,
             "peak_bytes_by_rank": [one.peak_bytes for one in self.ranks],
         }
+
+    def wire(self, position: int) -> list[dict[str, Any]]:
+        """What a rank of a position sent in a step: the mean, since an all_reduce of few numbers does not divide evenly."""
+        ranks = [one for one in self.ranks if one.position == position]
+        sent: dict[tuple[str, str], Bytes] = defaultdict(int)
+        for rank in ranks:
+            for row in rank.wire:
+                sent[row.axis, row.op] += row.sent_bytes
+        return [
+            {
+                "axis": row.axis,
+                "op": row.op,
+                "count": row.count,
+                "payload_bytes": row.payload_bytes,
+                "sent_bytes_per_rank": _mean(sent[row.axis, row.op], len(ranks)),
+            }
+            for row in ranks[0].wire
+        ]
+
+
+def _mean(total: int, count: int) -> float:
+    """A whole number where it is one."""
+    return total / count if total % count else total // count
 
 
 def time_parts(events: Iterable[Event]) -> dict[str, Seconds]:
