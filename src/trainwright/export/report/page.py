@@ -12,6 +12,8 @@ STYLE: Final = Path(__file__).with_name("style.css")
 
 MEASURED, SIMULATED, PREDICTED, ASSUMED = "measured", "simulated", "predicted", "assumed"
 
+BASES: Final = (MEASURED, SIMULATED, PREDICTED, ASSUMED)
+
 MEANING: Final = {
     MEASURED: "taken from events of ranks that really ran",
     SIMULATED: "from the priced Program, played through by the simulator",
