@@ -108,9 +108,9 @@ def _run(module: ModuleType, args: argparse.Namespace) -> int:
 def _without_verb(words: list[str], known: Mapping[str, str]) -> int:
     """What is asked of the program as a whole."""
     if "--version" in words:
-        from trainwright import __version__
+        import trainwright
 
-        print(f"trainwright {__version__}")
+        print(f"trainwright {trainwright.__version__}")
         return OK
     strange = [word for word in words if word not in {"-h", "--help", "--json"}]
     if strange:

@@ -37,7 +37,7 @@ from trainwright.plan.plan import Parallel, Plan
 from trainwright.spec.cluster import Cluster
 from trainwright.spec.device import Source
 from trainwright.strategies.recompute import Recompute
-from trainwright.units import Bytes, Seconds
+from trainwright.units import Bytes, BytesPerSecond, Seconds
 
 NUM_ROUNDS, LEAST_ROUNDS, NUM_WARM_UP = 9, 3, 1
 PATIENCE_S = 4.0
@@ -76,13 +76,13 @@ class Figures:
     gemm_flops_per_s: dict[str, float]
     gemm_efficiency: float
     weight_efficiency: float
-    copy_bytes_per_s: float
+    copy_bytes_per_s: BytesPerSecond
     streaming_efficiency: float
     attention_forward: float
     attention_backward: float
     host_s: Seconds
     launch_s: Seconds
-    wire_bytes_per_s: float
+    wire_bytes_per_s: BytesPerSecond
     message_s: Seconds
     memory_bytes: Bytes
 
@@ -129,7 +129,7 @@ def cluster_of(cluster: Cluster, figures: Figures) -> Cluster:
 
 def roomy(cluster: Cluster, num_ranks: int) -> Cluster:
     """The local cluster, its guesses but for the memory: to see whether a plan fits before anything is measured."""
-    share = memory_of_this_machine() // num_ranks
+    share = machine_memory_bytes() // num_ranks
     return dataclasses.replace(cluster, device=dataclasses.replace(cluster.device, memory_bytes=share))
 
 
@@ -170,7 +170,7 @@ def _measured(world: World, plan: Plan) -> Figures:
         launch_s=launch_s,
         wire_bytes_per_s=sent_bytes / max(seconds["payload"] - seconds["message"], SHORTEST_S) if sent_bytes else NO_WIRE,
         message_s=seconds["message"] if sent_bytes else 0.0,
-        memory_bytes=memory_of_this_machine() // world.size,
+        memory_bytes=machine_memory_bytes() // world.size,
     )
 
 
@@ -225,7 +225,7 @@ def launches(times: int = 200) -> Work:
     return Work(lambda: [one.add_(1.0) for _ in range(times)], times)
 
 
-def memory_of_this_machine() -> Bytes:
+def machine_memory_bytes() -> Bytes:
     """Physical memory, or what a container may have of it."""
     physical = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     try:

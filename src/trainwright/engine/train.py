@@ -34,7 +34,7 @@ from trainwright.ir.program import Program
 from trainwright.plan.lower import lower
 from trainwright.plan.plan import Plan
 from trainwright.problems import PlanError, Problem
-from trainwright.units import Seconds
+from trainwright.units import Bytes, Seconds
 
 FIRST_RECORDED = (1, 2, 3)
 RECORDED_EVERY = 50
@@ -142,9 +142,9 @@ class Rank:
     executor: Executor
     recorder: Recorder
     position: int
-    base_bytes: int
+    base_bytes: Bytes
     recorded: list[tuple[Seconds, tuple[Event, ...]]] = field(default_factory=list)
-    peak_bytes: int = 0
+    peak_bytes: Bytes = 0
 
     @classmethod
     def of(cls, plan: Plan, world: World, batches: Batches) -> Rank:
