@@ -39,7 +39,8 @@ def recompute(policy):
 
 REPLICAS = [
     *(small_plan(Data(size=2), recompute(policy), model=model) for policy, model in zip(POLICIES, (LLAMA, GPT, DROPPING_GPT), strict=True)),
-    *(small_plan(Zero(size=size, stage=stage), recompute(policy)) for size in (2, 3) for stage in (1, 2, 3) for policy in POLICIES),
+    *(small_plan(Zero(size=2, stage=stage), recompute(policy)) for stage in (1, 2, 3) for policy in POLICIES),
+    *(small_plan(Zero(size=3, stage=stage)) for stage in (1, 2, 3)),
     small_plan(Zero(size=3, stage=3), model=GPT),
     small_plan(Data(size=2), Zero(size=2), num_microbatches=3),
     small_plan(Data(size=3), num_microbatches=1),
@@ -71,12 +72,8 @@ TENSOR = [
 ]
 
 PIPELINE = [
-    *(
-        small_plan(pipeline(size, schedule), recompute(policy), model=GPT)
-        for size in (2, 4)
-        for schedule in SCHEDULES
-        for policy in POLICIES
-    ),
+    *(small_plan(pipeline(2, schedule), recompute(policy), model=GPT) for schedule in SCHEDULES for policy in POLICIES),
+    *(small_plan(pipeline(4, schedule), model=GPT) for schedule in SCHEDULES),
     *(small_plan(pipeline(size, schedule), num_microbatches=5) for size, schedule in product((2, 4), ("gpipe", "1f1b"))),
     small_plan(pipeline(4, "1f1b"), num_microbatches=2, model=GPT),
     small_plan(Pipeline(size=2, layers=(1, 3)), model=DROPPING_GPT, microbatch_sequences=2),
@@ -92,6 +89,8 @@ COMBINED = [
 ]
 
 SLOW = [
+    *(small_plan(Zero(size=3, stage=stage), recompute(policy)) for stage in (1, 2, 3) for policy in POLICIES[1:]),
+    *(small_plan(pipeline(4, schedule), recompute(policy), model=GPT) for schedule in SCHEDULES for policy in POLICIES[1:]),
     *(
         small_plan(pipeline(2, schedule), Zero(size=2), Tensor(size=2, sequence=sequence), recompute(policy), model=model)
         for schedule in SCHEDULES
@@ -162,8 +161,8 @@ def test_strategies_combine(plan):
 
 @pytest.mark.slow
 @named(SLOW)
-def test_all_combinations_of_three_strategies(plan):
-    """Pipeline 2, zero-3 2 and tensor 2 under each schedule, with and without sequence, with each recompute policy."""
+def test_the_rest_of_the_matrix(plan):
+    """Three ranks and four stages with each recompute policy; pipeline 2, zero-3 2 and tensor 2 under each schedule with each policy."""
     assert_proved(prove_small(plan))
 
 
@@ -215,15 +214,16 @@ def test_processes_send_what_threads_send(plan):
         assert proof.wire.os_error <= OS_TOLERANCE
 
 
-@pytest.mark.parametrize("model", [LLAMA, DROPPING_GPT], ids=lambda model: model.name)
 @pytest.mark.parametrize(
     "strategies",
     [(Data(size=2),), (Zero(size=2), Tensor(size=2, sequence=True)), (Pipeline(size=2),)],
     ids=["data", "zero-tensor", "pipeline"],
 )
-def test_recomputing_changes_no_bit(strategies, model):
+def test_recomputing_changes_no_bit(strategies):
     """What is computed again is what was dropped, dropout included; all gradients and weights stay as they were."""
-    proofs = {policy: prove_small(small_plan(*strategies, recompute(policy), model=model, num_microbatches=1)) for policy in POLICIES}
+    proofs = {
+        policy: prove_small(small_plan(*strategies, recompute(policy), model=DROPPING_GPT, num_microbatches=1)) for policy in POLICIES
+    }
 
     for policy in ("full", "selective"):
         for mine, plain in zip(proofs[policy].reports, proofs["none"].reports, strict=True):

@@ -5,8 +5,10 @@ Kinds 11 and 12 of the known mistakes; see test_mutations.
 
 from __future__ import annotations
 
+import shutil
 import zlib
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -100,13 +102,11 @@ def restored(world, folder, state, plan, faults):
     return cursor
 
 
-def histories(plan, folder, faults=None):
-    """The run that is never stopped, and the last part of the one that is resumed twice (faults come with the second time)."""
+def histories(plan, folder):
+    """The run that is never stopped, and the last part of the one that is resumed twice."""
     straight = attempt(plan, folder / "straight", 0, NUM_STEPS, Faults())
-    first = 0
-    for stop in STOPS:
-        resumed = attempt(plan, folder / "resumed", first, stop, faults if faults and stop == STOPS[-1] else Faults())
-        first = stop
+    for first, stop in pairwise((0, *STOPS)):
+        resumed = attempt(plan, folder / "resumed", first, stop, Faults())
     return straight, resumed
 
 
@@ -138,14 +138,25 @@ def test_a_resumed_run_is_the_run_that_was_never_stopped(plan, tmp_path):
     ],
     ids=["cursor", "cursor-of-the-last-resume", "draws", "moments", "rounded-weights"],
 )
-def test_what_is_not_restored_is_named(faults, name, words, tmp_path):
+def test_what_is_not_restored_is_named(faults, name, words, stopped, tmp_path):
     """The cursor of the data, the random numbers, the state: each mistake has its own cause, and its consequences are no others."""
-    straight, resumed = histories(PLANS["zero3"], tmp_path, faults)
+    straight, saved = stopped
+    shutil.copytree(saved, tmp_path / "saved")
+    resumed = attempt(PLANS["zero3"], tmp_path / "saved", STOPS[1], NUM_STEPS, faults)
 
     (cause,) = diagnose_resume(straight, resumed)
 
     assert name == cause.name
     assert words in cause.text
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory):
+    """The run that is never stopped, and the checkpoints of one that was stopped after 4 steps, having been resumed once."""
+    folder = tmp_path_factory.mktemp("stopped")
+    for first, stop in pairwise((0, *STOPS[:2])):
+        attempt(PLANS["zero3"], folder / "saved", first, stop, Faults())
+    return attempt(PLANS["zero3"], folder / "straight", 0, NUM_STEPS, Faults()), folder / "saved"
 
 
 @pytest.mark.parametrize("num_after", [1, 3])
