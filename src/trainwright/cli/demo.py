@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from trainwright.problems import PlanError, Problem
+from trainwright.units import Seconds
 
 if TYPE_CHECKING:
     import argparse
@@ -93,7 +94,7 @@ def run(args: argparse.Namespace) -> int:
     return HOLDS if holds else DOES_NOT_HOLD
 
 
-def document(parts: dict[str, Part], target: Path, elapsed_s: float) -> dict[str, Any]:
+def document(parts: dict[str, Part], target: Path, elapsed_s: Seconds) -> dict[str, Any]:
     """The document of schema trainwright/demo/1: those of the three verbs, and what was checked."""
     return {
         "schema": "trainwright/demo/1",

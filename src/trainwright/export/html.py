@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainwright import __version__
+import trainwright
 from trainwright.export.report import memory, pipeline, plan
 from trainwright.export.report.page import Section, page
 from trainwright.problems import PlanError, Problem
@@ -60,7 +60,7 @@ def run_sections(run: Mapping[str, Any]) -> list[Section]:
 
 def assemble(title: str, sections: list[Section], lead: str = "") -> str:
     """The file's text."""
-    return page(title, lead or "What was predicted, what was measured, and what each number rests on.", sections, __version__)
+    return page(title, lead or "What was predicted, what was measured, and what each number rests on.", sections, trainwright.__version__)
 
 
 def demand_writable(file: str | Path) -> None:

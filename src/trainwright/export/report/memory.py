@@ -25,7 +25,7 @@ from trainwright.export.report.svg import (
 from trainwright.ir.buffer import PARTS
 from trainwright.predict.memory import TEMPORARY
 from trainwright.predict.predict import Prediction
-from trainwright.units import GIB, KIB, MIB, Bytes, show_bytes
+from trainwright.units import GIB, KIB, MIB, Bytes, Seconds, show_bytes
 
 HEIGHT: Final = 260
 NUM_COLUMNS: Final = 500
@@ -41,7 +41,7 @@ def section(prediction: Prediction) -> Section:
     fullest = memory.fullest
     of = spans(prediction.simulation, fullest.position)
     moments, held = by_column(of, inside(prediction, fullest.position), prediction.step_s)
-    top_bytes = ceiling(fullest.peak_bytes, memory.capacity_bytes)
+    top_bytes = top_of_picture_bytes(fullest.peak_bytes, memory.capacity_bytes)
     picture = stacked(moments, held, top_bytes, fullest.persistent_bytes, memory.capacity_bytes, prediction.step_s)
     far = "" if memory.capacity_bytes <= top_bytes else f" The device has {show_bytes(memory.capacity_bytes)}: far above this picture."
     used = {part: WORDS.get(part, part) for part in ORDER if held[:, PARTS.index(part)].any()}
@@ -65,7 +65,7 @@ def inside(prediction: Prediction, position: int) -> Numbers:
     return held
 
 
-def by_column(of: Spans, held: Numbers, step_s: float) -> tuple[Times, Numbers]:
+def by_column(of: Spans, held: Numbers, step_s: Seconds) -> tuple[Times, Numbers]:
     """The fullest moment of each of NUM_COLUMNS slices of the step: where the slice begins, and what is held by part.
 
     An action counts at the moment when the role comes to it: an exchange that is issued now takes its buffers now.
@@ -79,12 +79,12 @@ def by_column(of: Spans, held: Numbers, step_s: float) -> tuple[Times, Numbers]:
     return used / NUM_COLUMNS, held[order[firsts]]
 
 
-def ceiling(peak_bytes: Bytes, capacity_bytes: Bytes) -> Bytes:
+def top_of_picture_bytes(peak_bytes: Bytes, capacity_bytes: Bytes) -> Bytes:
     """The top of a picture: room above the peak, up to the capacity where that is near."""
     return round(1.06 * max(peak_bytes, capacity_bytes if capacity_bytes < 1.8 * peak_bytes else 0, 1))
 
 
-def stacked(moments: Times, held: Numbers, top_bytes: Bytes, persistent_bytes: Bytes, capacity_bytes: Bytes, step_s: float) -> str:
+def stacked(moments: Times, held: Numbers, top_bytes: Bytes, persistent_bytes: Bytes, capacity_bytes: Bytes, step_s: Seconds) -> str:
     """Areas by part, the persistent bytes and, where it is near, the capacity."""
     base = np.zeros(len(held))
     drawn = []

@@ -16,6 +16,8 @@ from html import escape
 from itertools import pairwise
 from math import floor, log10
 
+from trainwright.units import Seconds
+
 WIDTH = 1000
 """Units along x of the inner drawing."""
 
@@ -146,7 +148,7 @@ def ticks(largest: float, most: int = 5) -> list[float]:
     return [round(step * place, 12) for place in range(floor(largest / step + 1e-9) + 1)]
 
 
-def seconds_axis(duration_s: float, y: float) -> str:
+def seconds_axis(duration_s: Seconds, y: float) -> str:
     """Marks of time below a chart whose width is `duration_s`; `y` is where the chart ends."""
     unit, size = next(((unit, size) for unit, size in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)) if duration_s >= 2 * size), ("ns", 1e-9))
     marks = [mark for mark in ticks(duration_s / size) if mark * size <= duration_s]
