@@ -1,8 +1,8 @@
 """The examples of docs/*.md run and show what they say, and the page on the plan file lists what the schema lists.
 
 In a page, ```console holds commands behind `$ ` and what they print (nothing shown: anything goes); `…` stands for any text, alone on a
-line for any lines; `# exit 3` behind a command is its exit code. ```toml and ```python that begin with the name of a file are that file; other
-```python runs, all of a page as one program. Every page has a folder of its own.
+line for any lines; `# exit 3` behind a command is its exit code. ```toml and ```python that begin with the name of a file are that file;
+other ```python runs, all of a page as one program. Every page has a folder of its own.
 """
 
 from __future__ import annotations
@@ -48,14 +48,15 @@ for code in json.load(sys.stdin):
 
 @dataclass(frozen=True, slots=True)
 class Workshop:
-    """The folder in which a page is tried out: `trainwright` and `./tw` run what lies in its `src`, where a page adds a file to the source."""
+    """The folder in which a page is tried out. Where a page adds a file to the source, `trainwright` and `./tw` run a copy that has it."""
 
     folder: Path
 
     @classmethod
     def of(cls, folder: Path, page: str) -> Workshop:
+        """Make it ready for a page."""
         if "# src/" in page:
-            shutil.copytree(ROOT / "src", folder / "src")
+            shutil.copytree(ROOT / "src", folder / "src", ignore=shutil.ignore_patterns("*.pyc.*"))
             shutil.copytree(ROOT / "tests" / "conformance", folder / "tests" / "conformance")
             shutil.copy(ROOT / "tests" / "conftest.py", folder / "tests")
             shutil.copy(ROOT / "pyproject.toml", folder)
@@ -69,6 +70,7 @@ class Workshop:
         return cls(folder)
 
     def run(self, arguments: list[str], given: str = "") -> subprocess.CompletedProcess[str]:
+        """Run a command in the folder, `given` on its standard input."""
         source = self.folder / "src" if (self.folder / "src").exists() else ROOT / "src"
         own = {"PYTHONPATH": str(source), "PATH": f"{self.folder / 'bin'}{os.pathsep}{os.environ['PATH']}", "COLUMNS": "80"}
         return subprocess.run(
@@ -84,11 +86,11 @@ def commands(fence: str) -> list[tuple[str, str]]:
 
 def shows(shown: str, printed: str) -> bool:
     """What a page shows is what was printed, `…` standing for what it leaves out; blanks at the ends of lines do not count."""
-    lines = [
-        r"(?:.*\n)*?" if line.strip() == "…" else r".*?".join(map(re.escape, line.rstrip().split("…"))) + r" *\n"
-        for line in shown.splitlines()
-    ]
-    return re.fullmatch("".join(lines), printed.strip("\n") + "\n") is not None
+    patterns = []
+    for line in shown.splitlines():
+        any_text = r".*?".join(map(re.escape, line.rstrip().split("…")))
+        patterns.append(r"(?:.*\n)*?" if line.strip() == "…" else rf"{any_text} *\n")
+    return re.fullmatch("".join(patterns), printed.strip("\n") + "\n") is not None
 
 
 @pytest.mark.parametrize("page", [pytest.param(page, marks=[pytest.mark.slow] * (page.name in SLOW), id=page.stem) for page in PAGES])
@@ -195,6 +197,6 @@ def test_the_page_on_proofs_names_every_cause():
     sources = [(ROOT / "src" / "trainwright" / "prove" / f"{name}.py").read_text(encoding="utf-8") for name in ("diagnose", "prove")]
     given = {name for source in sources for name in re.findall(r'"((?:[a-z]+-)+[a-z]+)"', source)}
     given |= {name for source in sources for name in re.findall(r'Cause\(name="([a-z-]+)"', source)}
-    page = (ROOT / "docs" / "prove.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "prove.md").read_text(encoding="utf-8").partition("## Causes")[2]
 
     assert given == {name for row in re.findall(r"^\| (`.*?`) \|", page, re.MULTILINE) for name in re.findall(r"`([a-z-]+)`", row)}
