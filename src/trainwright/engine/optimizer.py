@@ -206,30 +206,33 @@ def _update_parts(shard: Shard, clip_scale: float, kernel: Callable[[Part], None
     block = BLOCK if target.device.type == "cpu" else max(len(target), VECTOR)  # a GPU wants one launch, and its kernels have no left-overs
     scratch = torch.empty((len(kept) + 1, min(block, len(target) + VECTOR)), dtype=compute, device=target.device)
     for start, stop, decayed in _parts(len(target), shard.decay, block):
+        length = stop - start
         views = [tensor[start:stop] for tensor in kept]
-        working = [_opened(view, row) for view, row in zip(views, scratch[1:], strict=True)]
-        gradient = _opened(shard.gradient[start:stop], scratch[0], scale=clip_scale)
+        working = [_opened(view, length, row) for view, row in zip(views, scratch[1:], strict=True)]
+        gradient = _opened(shard.gradient[start:stop], length, scratch[0], scale=clip_scale)
         kernel(Part(weights=working[0], gradient=gradient, moments=tuple(working[1:]), decayed=decayed))
         for view, worked in zip(views, working, strict=True):
             if worked is not view:
-                view.copy_(worked[: len(view)])
+                view.copy_(worked[:length])
         if shard.master is not None:
             shard.weights[start:stop].copy_(views[0])
 
 
-def _opened(view: Tensor, row: Tensor, scale: float = 1.0) -> Tensor:
+def _opened(view: Tensor, length: int, row: Tensor, scale: float = 1.0) -> Tensor:
     """The view itself if it can be worked on in place, otherwise a copy in the scratch row: converted, padded with zeros, scaled."""
-    if view.dtype == row.dtype and len(view) % VECTOR == 0 and scale == 1.0:
+    excess = -length % VECTOR
+    if view.dtype == row.dtype and not excess and scale == 1.0:
         return view
-    padded = -len(view) % VECTOR + len(view)
-    worked = row[:padded]
+    worked = row[: length + excess]
+    if excess:
+        worked[length:].zero_()
+    inside = worked[:length] if excess else worked
     if view.dtype == row.dtype and scale != 1.0:
-        torch.mul(view, scale, out=worked[: len(view)])
+        torch.mul(view, scale, out=inside)
     else:
-        worked[: len(view)].copy_(view)
+        inside.copy_(view)
         if scale != 1.0:
-            worked[: len(view)].mul_(scale)
-    worked[len(view) :].zero_()
+            inside.mul_(scale)
     return worked
 
 
