@@ -69,7 +69,9 @@ def do(tmp_path):
 
     def run(plan, **options):
         corpus = corpus_of(plan)
-        return run_threads(lambda world: train(world, plan, corpus, Options(folder=tmp_path, progress=False, **options)), plan.num_devices)[0]
+        return run_threads(lambda world: train(world, plan, corpus, Options(folder=tmp_path, progress=False, **options)), plan.num_devices)[
+            0
+        ]
 
     return run
 
@@ -253,7 +255,10 @@ def test_a_sound_plan_passes_its_trial(plan_of, tmp_path, mesh):
 
 def test_a_trial_sees_dead_and_broken_parameters():
     """A gradient may be zero on one rank and not on another; one that is zero on all, or not finite on one, is a fault."""
-    said = [{"gradients": {"a": ["0.0", "1.0"], "b": ["0.0", "1.0"], "c": ["1.0", "1.0"]}}, {"gradients": {"a": ["2.0", "1.0"], "c": ["nan", "0.0"]}}]
+    said = [
+        {"gradients": {"a": ["0.0", "1.0"], "b": ["0.0", "1.0"], "c": ["1.0", "1.0"]}},
+        {"gradients": {"a": ["2.0", "1.0"], "c": ["nan", "0.0"]}},
+    ]
     verdict = complete(said)
 
     assert (False, "c is not finite; b is zero") == (verdict.holds, verdict.seen)
