@@ -1,6 +1,6 @@
 """The engine beside plain PyTorch: training steps of small decoders on the CPU, one thread a process.
 
-    python benchmarks/engine.py [--rounds 9] [--quick] [--models llama gpt] [--json FILE]
+    python benchmarks/engine.py [--rounds 15] [--quick] [--models llama gpt] [--json FILE]
 
 Two processes are forked and live through the whole run. Every row is set up once, with the same initial weights and the same batch;
 then, in each round, every row takes a step, in an order that is shuffled anew. Rows of one process leave the other one waiting.
@@ -61,6 +61,7 @@ GPT = replace(LLAMA, name="gpt", norm="layernorm", positions="learned", activati
 MODELS = {"llama": LLAMA, "gpt": GPT}
 
 SEQUENCES, TOKENS = 4, 256
+NUM_WARMUP = 2
 PLAIN, ONE, FLOOR = "plain loop", "engine", "2 processes, no exchange"
 
 
@@ -92,13 +93,28 @@ class OneBatch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One way to train. `step` takes a step and gives its loss, `num_ranks` take part, `beside` is the peer that does the same."""
+    """One way to train.
+
+    `step` takes a step and gives its loss (of the rank's own rows where `is_part`), `num_ranks` take part, `beside` names the peer that
+    does the same.
+    """
 
     name: str
     num_ranks: int
     step: Callable[[], float]
     beside: str = ""
     is_part: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """One row as one rank saw it: (loss, wall seconds, CPU-seconds) a round; nothing where it did not take part."""
+
+    name: str
+    num_ranks: int
+    beside: str
+    is_part: bool
+    rounds: list[tuple[float, float, float]] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,12 +222,12 @@ def rows_of(model: Model, world: World) -> list[Row]:
     ]
 
 
-def measure(model: Model, world: World, num_rounds: int) -> list[tuple[str, int, str, list[tuple[float, float, float]]]]:
-    """What one rank measures: of each row, its name, its ranks, its peer, and (loss, wall, CPU) a round."""
+def measure(model: Model, world: World, num_rounds: int) -> list[Seen]:
+    """What one rank sees of each row, warming up included."""
     rows = rows_of(model, world)
+    seen = {row.name: Seen(name=row.name, num_ranks=row.num_ranks, beside=row.beside, is_part=row.is_part) for row in rows}
     order = random.Random(1)
-    seen: dict[str, list[tuple[float, float, float]]] = {row.name: [] for row in rows}
-    for number in range(num_rounds + 2):
+    for _ in range(NUM_WARMUP + num_rounds):
         for row in order.sample(rows, len(rows)):
             gc.collect()
             world.barrier()
@@ -220,29 +236,28 @@ def measure(model: Model, world: World, num_rounds: int) -> list[tuple[str, int,
             start_s, start_cpu_s = time.perf_counter(), time.process_time()
             loss = row.step()
             end_s, end_cpu_s = time.perf_counter(), time.process_time()
-            seen[row.name].append((loss, end_s - start_s, end_cpu_s - start_cpu_s))
-            assert len(seen[row.name]) == number + 1
+            seen[row.name].rounds.append((loss, end_s - start_s, end_cpu_s - start_cpu_s))
     world.barrier()
-    return [(row.name + ("*" if row.is_part else ""), row.num_ranks, row.beside, seen[row.name][0:]) for row in rows]
+    return list(seen.values())
 
 
-def joined(ranks: list[list[tuple[str, int, str, list[tuple[float, float, float]]]]]) -> tuple[list[Timing], list[str]]:
-    """The slower wall time and all the CPU-seconds of each row, without the two rounds of warming up; and which losses are wrong."""
-    wanted = [loss for loss, _, _ in ranks[0][0][3]]
+def joined(ranks: list[list[Seen]]) -> tuple[list[Timing], list[str]]:
+    """The slower wall time and all the CPU-seconds of each row, without the rounds of warming up; and which losses are wrong."""
+    wanted = [loss for loss, _, _ in ranks[0][0].rounds]
     timings, wrong = [], []
-    for rows in zip(*ranks, strict=True):
-        name, num_ranks, beside, _ = rows[0]
-        taking = [row[3] for row in rows if row[3]]
-        shares = taking if name.endswith("*") else taking[:1]
-        timing = Timing(name=name.removesuffix("*"), num_ranks=num_ranks, beside=beside)
+    for seen in zip(*ranks, strict=True):
+        row = seen[0]
+        timing = Timing(name=row.name, num_ranks=row.num_ranks, beside=row.beside)
         timings.append(timing)
-        for number, want in enumerate(wanted):
-            loss = statistics.fmean(share[number][0] for share in shares)
-            if timing.name != FLOOR and abs(loss - want) > TOLERANCE * abs(want):
-                wrong.append(f"{timing.name}: loss {loss:.6f} at step {number}, {PLAIN} {want:.6f}")
-            if number >= 2:
-                timing.wall_s.append(max(one[number][1] for one in taking))
-                timing.cpu_s.append(sum(one[number][2] for one in taking))
+        rounds = [one.rounds for one in seen[: row.num_ranks]]
+        for number, (want, *shares) in enumerate(zip(wanted, *rounds, strict=True)):
+            losses = [loss for loss, _, _ in shares]
+            loss = statistics.fmean(losses) if row.is_part else losses[0]
+            if row.name != FLOOR and abs(loss - want) > TOLERANCE * abs(want):
+                wrong.append(f"{row.name}: loss {loss:.6f} at step {number}, {PLAIN} {want:.6f}")
+            if number >= NUM_WARMUP:
+                timing.wall_s.append(max(wall_s for _, wall_s, _ in shares))
+                timing.cpu_s.append(sum(cpu_s for _, _, cpu_s in shares))
     return timings, wrong
 
 
@@ -289,7 +304,7 @@ def millis(timing: Timing) -> str:
 def main() -> int:
     """Measure the models, print, and judge."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=9, help="rounds that count (default 9)")
+    parser.add_argument("--rounds", type=int, default=15, help="rounds that count (default 15)")
     parser.add_argument("--quick", action="store_true", help="three rounds")
     parser.add_argument("--models", nargs="+", choices=list(MODELS), default=list(MODELS))
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every round's seconds")
@@ -299,7 +314,7 @@ def main() -> int:
     for name in arguments.models:
         model = MODELS[name]
 
-        def body(world: World, model: Model = model) -> list[tuple[str, int, str, list[tuple[float, float, float]]]]:
+        def body(world: World, model: Model = model) -> list[Seen]:
             return measure(model, world, 3 if arguments.quick else arguments.rounds)
 
         timings, wrong = joined(run_processes(body, 2))
