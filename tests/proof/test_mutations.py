@@ -25,7 +25,7 @@ from trainwright.ir.ref import Ref
 from trainwright.ir.verify import faults
 from trainwright.plan.lower import SCALARS, lower
 from trainwright.plan.plan import Plan
-from trainwright.prove import prove as prove_module
+from trainwright.prove import launch as launch_module
 from trainwright.prove.prove import prove_small
 from trainwright.prove.reconcile import reconcile_wire
 from trainwright.strategies.data import Data
@@ -465,7 +465,7 @@ def joined_as_one(plan, pieces):
 
 def test_a_fused_matrix_joined_as_one_is_named(monkeypatch):
     """Kind 10, at the other end: training is right, what is taken out of it is [W0 V0 W1 V1] where [W0 W1 V0 V1] is."""
-    monkeypatch.setattr(prove_module, "assemble", joined_as_one)
+    monkeypatch.setattr(launch_module, "assemble", joined_as_one)
 
     proof = prove_small(CUT)
 

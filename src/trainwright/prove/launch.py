@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -10,17 +10,27 @@ from torch import Tensor
 
 from trainwright.engine.data import Batches
 from trainwright.engine.execute import Executor, StepResult
+from trainwright.engine.formats import DTYPES
 from trainwright.engine.place import Place
+from trainwright.engine.random import Key, Piece, dropout_mask, init_parameter
 from trainwright.engine.record import Recorder
-from trainwright.engine.state import flat_pieces, initial_store
+from trainwright.engine.state import assemble, flat_pieces, initial_store
 from trainwright.engine.world import World, read_wchar, run_processes, run_threads
 from trainwright.ir.action import Compute
 from trainwright.ir.event import Event
 from trainwright.ir.program import Program
 from trainwright.ir.ref import Ref
+from trainwright.plan.lower import family_of
 from trainwright.plan.plan import Plan
+from trainwright.prove.compare import Array
+from trainwright.prove.names import bare
+from trainwright.prove.reference import Masks, parameter_shapes
 
 Pieces = dict[Ref, Tensor]
+
+Copies = Mapping[str, Mapping[int, Array]]
+"""Logical tensor -> number of the copy -> its value."""
+
 DROPS = {"enter": "enter", "norm2": "attention", "add": "feed"}
 """Segments that drop out, and the word that each one's random numbers are keyed with."""
 
@@ -170,3 +180,42 @@ def header_bytes(world: World) -> float:
     if started is None or ended is None:
         return 0.0
     return (ended - started) / HEADER_ROUNDS - content.numel() * content.element_size()
+
+
+# --- what both sides begin with, and compare ---
+
+
+def initial_parameters(plan: Plan) -> dict[str, Tensor]:
+    """Every parameter whole, as seed and name determine it, in the reference's format and model order."""
+    parameters = {span.parameter.name: span.parameter for unit in family_of(plan).units.values() for span in unit.spans}
+    values = {}
+    for name, shape in parameter_shapes(plan.model):
+        one = parameters[bare(name)]
+        dtype = DTYPES[plan.precision.compute]
+        value = init_parameter(name, Piece.whole(shape), kind=one.initial, std=one.std, seed=plan.run.seed, dtype=dtype)
+        values[name] = value.double()
+    return values
+
+
+def masks_of(plan: Plan) -> Masks | None:
+    """The dropout masks that any mesh must draw, for the reference to use: they depend on seed, step, place and element alone."""
+    if not plan.model.dropout:
+        return None
+
+    def mask(step: int, place: str, shape: tuple[int, ...]) -> Tensor:
+        block, _, last = place.rpartition(".")
+        site = f"{block}.{DROPS[last]}" if block else DROPS[last]
+        return dropout_mask(Key.of(plan.run.seed, step, site), Piece.whole(shape), plan.model.dropout, torch.float64)
+
+    return mask
+
+
+def logical(plan: Plan, reports: Sequence[RankReport], of: Callable[[RankReport], Mapping[Ref, Tensor]]) -> Copies:
+    """Logical tensors out of what `of` takes from each report, with all their copies, as float64 arrays."""
+    assembled = assemble(plan, {report.rank: of(report) for report in reports})
+    return {name: {number: one.double().numpy() for number, one in copies.items()} for name, copies in assembled.items()}
+
+
+def arrays(tensors: Mapping[str, Tensor]) -> dict[str, Array]:
+    """Tensors as arrays."""
+    return {name: tensor.detach().numpy() for name, tensor in tensors.items()}
