@@ -4,20 +4,27 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
+import textwrap
 from typing import TYPE_CHECKING
 
 from trainwright.plan.load import load
+from trainwright.problems import PlanError, Problem
 from trainwright.units import show_bytes, show_wire
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from trainwright.plan.plan import Plan
     from trainwright.prove.prove import Proof
 
 HELP = "prove a plan on local ranks in float64 against the unsharded reference; wire and memory reconciled"
 
 PROOF_FAILED = 4
+
+WIDTH = 110
+"""Letters of a line; only what was shrunk needs more than one."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -35,6 +42,7 @@ def run(args: argparse.Namespace) -> int:
     from trainwright.prove.prove import prove  # torch is loaded here, for the verbs that need it alone
 
     plan = load(args.plan, args.overrides, command="prove")
+    _demand_ranks(plan, args.ranks)
     if args.report is not None:
         from trainwright.export.html import demand_writable
 
@@ -52,25 +60,50 @@ def run(args: argparse.Namespace) -> int:
     return 0 if proof.equal else PROOF_FAILED
 
 
+def _demand_ranks(plan: Plan, asked: int | None) -> None:
+    """Raise PlanError for a number of ranks that cannot show all axes of the plan, or that is too much for one machine."""
+    from trainwright.prove.shrink import MAX_RANKS, small_sizes
+
+    least = math.prod(small_sizes(plan, None).values())
+    if asked is None or least <= asked <= MAX_RANKS:
+        return
+    used = " x ".join(f"{axis} 2" for axis, size in plan.parallel.sizes.items() if size > 1) or "one rank"
+    few = f"fewer than {least} ranks do not show every axis of the plan ({used})" if least > 1 else "a proof needs a rank"
+    why = few if asked < least else "a proof runs on one machine"
+    nearest = min(max(asked, least), MAX_RANKS)
+    raise PlanError(
+        Problem(why, path="--ranks", given=asked, allowed=f"whole numbers from {least} to {MAX_RANKS}", attempt=f"--ranks {nearest}")
+    )
+
+
 def text(proof: Proof) -> str:
     """The proof as a person reads it."""
-    rows = [("shrunk", ", ".join(map(str, proof.changes)) or "nothing"), *_rows(proof)]
+    rows = [*_shrunk(proof), *_rows(proof)]
     sizes = " x ".join(f"{axis} {size}" for axis, size in proof.plan.parallel.sizes.items() if size > 1) or "one rank"
-    where = "processes over gloo" if proof.processes else "threads"
-    head = f"{'proved' if proof.equal else 'NOT proved'}: {sizes} on {proof.plan.num_devices} {where}, {proof.dtype}"
+    ranks = "process" if proof.processes else "thread"
+    many = "es" if proof.processes else "s"
+    where = f"{proof.plan.num_devices} {ranks}{many if proof.plan.num_devices > 1 else ''}{' over gloo' if proof.processes else ''}"
+    head = f"{'proved' if proof.equal else 'NOT proved'}: {sizes} on {where}, {proof.dtype}"
     return "\n".join([head, *(f"  {name:<10}  {said}" for name, said in rows)])
+
+
+def _shrunk(proof: Proof) -> Iterator[tuple[str, str]]:
+    """What was changed for the proof; a change stays on one line."""
+    changes = ", ".join(str(change).replace(" ", "\N{NO-BREAK SPACE}") for change in proof.changes) or "nothing"
+    for number, line in enumerate(textwrap.wrap(changes, WIDTH, break_long_words=False, break_on_hyphens=False)):
+        yield "" if number else "shrunk", line.replace("\N{NO-BREAK SPACE}", " ")
 
 
 def _rows(proof: Proof) -> Iterator[tuple[str, str]]:
     wire, memory, allowed = proof.wire, proof.memory, proof.tolerance
     num_tensors = proof.gradients.num_tensors_compared
-    yield (
-        "values",
-        f"loss, gradient norm and {num_tensors} gradients: worst relative error {proof.worst_relative_error:.2g}, allowed {allowed.gradients:g}",
-    )
+    worst = f"worst relative error {proof.worst_relative_error:.2g}, allowed {allowed.gradients:g}"
+    yield "values", f"loss, gradient norm and {num_tensors} gradients: {worst}"
     error = proof.parameters.worst_relative_error
     yield "parameters", f"after 3 steps with clipping: worst relative error {error:.2g}, allowed {allowed.parameters:g}"
-    yield "replicas", f"differ: {', '.join(proof.differing_replicas[:4])}" if proof.differing_replicas else "bit-identical"
+    differing = proof.differing_replicas
+    more = f" and {len(differing) - 4} more" if len(differing) > 4 else ""
+    yield "replicas", f"differ: {', '.join(differing[:4])}{more}" if differing else "bit-identical"
     agrees = "equal at every one" if wire.equal else f"{len(wire.wrong)} wrong, {len(wire.missing)} missing, {len(wire.extra)} extra"
     yield (
         "wire",
