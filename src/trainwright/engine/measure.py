@@ -11,7 +11,7 @@ import dataclasses
 import os
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -27,10 +27,10 @@ from trainwright.engine.state import initial_store
 from trainwright.engine.transport_threads import Switchboard
 from trainwright.engine.wire import WORLD, Wire
 from trainwright.engine.world import World
-from trainwright.ir.action import Compute
+from trainwright.ir.action import Compute, Update, kind
 from trainwright.ir.event import Event
 from trainwright.ir.site import Site
-from trainwright.ir.work import Op, OpKind
+from trainwright.ir.work import OpKind
 from trainwright.ir.work import Work as ActionWork
 from trainwright.plan.lower import lower
 from trainwright.plan.plan import Parallel, Plan
@@ -49,8 +49,10 @@ COPY_BYTES = 1 << 24
 SMALL_MESSAGE_BYTES = 1 << 12
 LARGE_MESSAGE_BYTES = (1 << 16, 1 << 23)
 SHORTEST_S = 1e-6
-LEAST_STREAMING = 0.1
-"""Norms and activations take at least this share of what is no attention, however fast the products seemed."""
+LEAST_GEMM = 0.1
+"""Products take at least this share of what is no attention, however slow the streaming seemed."""
+
+NUM_EXCHANGES = 2
 
 NO_WIRE = 1e9
 """The rate of a wire that one rank alone never uses."""
@@ -63,10 +65,9 @@ class Figures:
     """What one process gets of this machine while all ranks work.
 
     gemm_flops_per_s       by format, a product of square matrices
-    gemm_efficiency        of that, what the products of the plan's block reach
-    weight_efficiency      rate of weight gradients relative to the other products
+    gemm_efficiency        of that, what the products of the plan's block reach, with the arithmetic of norms and activations
     copy_bytes_per_s       read and written, by a copy
-    streaming_efficiency   of that, what norms, activations, sums reach, by the bytes that the Program writes down for them
+    streaming_efficiency   of that, what the optimizer reaches, by the bytes that the Program writes down for it
     attention_forward, attention_backward   share of gemm_flops_per_s
     host_s                 host time for each block and pass
     launch_s               time of the smallest operator
@@ -75,7 +76,6 @@ class Figures:
 
     gemm_flops_per_s: dict[str, float]
     gemm_efficiency: float
-    weight_efficiency: float
     copy_bytes_per_s: BytesPerSecond
     streaming_efficiency: float
     attention_forward: float
@@ -115,7 +115,7 @@ def cluster_of(cluster: Cluster, figures: Figures) -> Cluster:
         source=MEASURED.text,
         gemm_efficiency=figures.gemm_efficiency,
         gemm_ramp_depth=0,
-        weight_gradient_efficiency=figures.weight_efficiency,
+        weight_gradient_efficiency=1.0,
         memory_efficiency=figures.streaming_efficiency,
         attention_forward_efficiency=figures.attention_forward,
         attention_backward_efficiency=figures.attention_backward,
@@ -136,40 +136,35 @@ def roomy(cluster: Cluster, num_ranks: int) -> Cluster:
 def _measured(world: World, plan: Plan) -> Figures:
     """Measure everything in turn, several rounds: what disturbs the machine for a while disturbs all of it alike."""
     compute = plan.precision.resolved(plan.cluster.stack).compute
-    small = block_plan(plan)
-    tokens, width, rows = small.batch.global_sequences * small.batch.sequence_tokens, small.model.width, small.model.ffn_width
-    block, message_bytes = Block(small), _message_bytes(plan)
+    block, message_bytes = Block(block_plan(plan)), _message_bytes(plan)
     formats = tuple(dict.fromkeys((compute, "fp32")))
     works = {
-        **{fmt: product(GEMM_SIZE, GEMM_SIZE, GEMM_SIZE, DTYPES[fmt]) for fmt in formats},
-        "forward": product(tokens, width, rows, DTYPES[compute]),
-        "weight": product(rows, tokens, width, DTYPES[compute], transposed=True),
+        **{fmt: products(DTYPES[fmt]) for fmt in formats},
         "copy": copy(),
         "launch": launches(),
         "block": Work(block.step, 1),
-        "message": Work(lambda: exchange(world, SMALL_MESSAGE_BYTES), 1),
-        "payload": Work(lambda: exchange(world, message_bytes), 1),
+        "message": Work(lambda: exchange(world, SMALL_MESSAGE_BYTES), NUM_EXCHANGES),
+        "payload": Work(lambda: exchange(world, message_bytes), NUM_EXCHANGES),
     }
     seconds = in_turn(world, works)
-    rate = {name: works[name].amount / seconds[name] for name in (*formats, "forward", "weight", "copy")}
-    launch_s = seconds["launch"] / works["launch"].amount
+    each_s = {name: seconds[name] / work.amount for name, work in works.items()}
+    peak, copied = 1 / each_s[compute], 1 / each_s["copy"]
     times = block.times()
-    attention = {kind: times.flops[kind] / max(times.seconds[kind], 1e-9) / rate[compute] for kind in _ATTENTION if times.flops[kind]}
-    gemm_s = times.flops[OpKind.GEMM] / rate["forward"] + times.flops[OpKind.GEMM_WEIGHT] / rate["weight"] + times.num_gemms * launch_s
-    streaming_s = max(times.other_s - gemm_s, LEAST_STREAMING * times.other_s)
+    streaming = times.plain_bytes / times.plain_s
+    gemm_s = max(times.other_s - times.streamed_bytes / streaming - times.num_gemms * each_s["launch"], LEAST_GEMM * times.other_s)
+    attention = {kind: times.flops[kind] / max(times.seconds[kind], SHORTEST_S) / peak for kind in _ATTENTION}
     sent_bytes = message_bytes * (world.size - 1) / world.size
     return Figures(
-        gemm_flops_per_s={fmt: rate[fmt] for fmt in formats},
-        gemm_efficiency=rate["forward"] / rate[compute],
-        weight_efficiency=rate["weight"] / rate["forward"],
-        copy_bytes_per_s=rate["copy"],
-        streaming_efficiency=times.streamed_bytes / streaming_s / rate["copy"],
-        attention_forward=attention.get(OpKind.ATTENTION_FORWARD, 1.0),
-        attention_backward=attention.get(OpKind.ATTENTION_BACKWARD, 1.0),
+        gemm_flops_per_s={fmt: 1 / each_s[fmt] for fmt in formats},
+        gemm_efficiency=(times.flops[OpKind.GEMM] + times.flops[OpKind.GEMM_WEIGHT]) / gemm_s / peak,
+        copy_bytes_per_s=copied,
+        streaming_efficiency=streaming / copied,
+        attention_forward=attention[OpKind.ATTENTION_FORWARD],
+        attention_backward=attention[OpKind.ATTENTION_BACKWARD],
         host_s=times.host_s,
-        launch_s=launch_s,
-        wire_bytes_per_s=sent_bytes / max(seconds["payload"] - seconds["message"], SHORTEST_S) if sent_bytes else NO_WIRE,
-        message_s=seconds["message"] if sent_bytes else 0.0,
+        launch_s=each_s["launch"],
+        wire_bytes_per_s=sent_bytes / max(each_s["payload"] - each_s["message"], SHORTEST_S) if sent_bytes else NO_WIRE,
+        message_s=each_s["message"] if sent_bytes else 0.0,
         memory_bytes=machine_memory_bytes() // world.size,
     )
 
@@ -200,16 +195,12 @@ class Work:
     amount: float
 
 
-def product(m: int, k: int, n: int, dtype: torch.dtype, *, transposed: bool = False) -> Work:
-    """Matrix products [m, k] x [k, n], a few milliseconds of them.
-
-    The right matrix is stored [n, k], as a layer's weights are; with `transposed` the left one is stored [k, m], as for their gradient.
-    """
-    left = torch.ones((k, m), dtype=dtype).t() if transposed else torch.ones((m, k), dtype=dtype)
-    right = torch.ones((k, n), dtype=dtype) if transposed else torch.ones((n, k), dtype=dtype).t()
-    flops = 2 * m * k * n
+def products(dtype: torch.dtype) -> Work:
+    """Products of square matrices, a few milliseconds of them; the right one is stored transposed, as a layer's weights are."""
+    left, right = (torch.ones((GEMM_SIZE, GEMM_SIZE), dtype=dtype) for _ in range(2))
+    flops = 2 * GEMM_SIZE**3
     times = max(1, round(PRODUCT_FLOPS / flops))
-    return Work(lambda: [torch.mm(left, right) for _ in range(times)], flops * times)
+    return Work(lambda: [torch.mm(left, right.t()) for _ in range(times)], flops * times)
 
 
 def copy(num_bytes: Bytes = COPY_BYTES) -> Work:
@@ -242,14 +233,26 @@ _ATTENTION = (OpKind.ATTENTION_FORWARD, OpKind.ATTENTION_BACKWARD)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockTimes:
-    """Where the time of one step of a one-block model went: attention by itself, all other segments together, and the host."""
+    """Where the time of one step of a one-block model went.
+
+    seconds, flops   by kind of operator; seconds of attention alone
+    other_s          all segments but attention; they stream `streamed_bytes` beside `num_gemms` products
+    plain_s          optimizer and norm of the gradients, which do nothing but stream `plain_bytes`
+    host_s           between actions, for each of the block's passes
+    """
 
     flops: dict[OpKind, float]
     seconds: dict[OpKind, Seconds]
     num_gemms: int
     streamed_bytes: Bytes
     other_s: Seconds
+    plain_bytes: Bytes
+    plain_s: Seconds
     host_s: Seconds
+
+
+NUM_PASSES = 2
+"""A block has a forward and a backward."""
 
 
 def block_plan(plan: Plan) -> Plan:
@@ -299,7 +302,7 @@ class Block:
 
     def times(self) -> BlockTimes:
         """Where the time of a step goes."""
-        work = {(one.site, one.function): one.work for one in self.executor.actions if isinstance(one, Compute)}
+        work = {(one.site, kind(one)): one.work for one in self.executor.actions if isinstance(one, Compute | Update)}
         return _folded(self.steps[NUM_WARM_UP:], work)
 
 
@@ -313,22 +316,30 @@ def _folded(steps: Sequence[tuple[Seconds, tuple[Event, ...]]], work: Mapping[tu
     host_s = median(elapsed_s - sum(event.elapsed_s for event in events) for elapsed_s, events in steps)
     flops: dict[OpKind, float] = defaultdict(float)
     attention_s: dict[OpKind, float] = defaultdict(float)
-    other_s, streamed, num_gemms = 0.0, 0, 0
-    for key, duration_s in typical.items():
-        ops: Iterable[Op] = work[key].ops if key in work else ()
-        kinds = {op.kind for op in ops}
+    other_s, streamed, num_gemms, plain_s, plain_bytes = 0.0, 0, 0, 0.0, 0
+    for (site, what), ops in ((key, one.ops) for key, one in work.items() if one.ops):
+        duration_s = typical[site.at(step=None), what]
         for op in ops:
             flops[op.kind] += op.flops
-            num_gemms += op.kind in {OpKind.GEMM, OpKind.GEMM_WEIGHT}
-            streamed += op.num_bytes if op.kind is OpKind.ELEMENTWISE else 0
-        attention = next((kind for kind in _ATTENTION if kind in kinds), None)
+        attention = next((op.kind for op in ops if op.kind in _ATTENTION), None)
         if attention is not None:
             attention_s[attention] += duration_s
-            streamed -= sum(op.num_bytes for op in ops if op.kind is OpKind.ELEMENTWISE)
-        elif ops:
+        elif site.phase == "upd":
+            plain_s += duration_s
+            plain_bytes += sum(op.num_bytes for op in ops)
+        else:
             other_s += duration_s
+            streamed += sum(op.num_bytes for op in ops if op.kind is OpKind.ELEMENTWISE)
+            num_gemms += sum(op.kind is not OpKind.ELEMENTWISE for op in ops)
     return BlockTimes(
-        flops=flops, seconds=attention_s, num_gemms=num_gemms, streamed_bytes=streamed, other_s=other_s, host_s=max(host_s, 0.0) / 2
+        flops=flops,
+        seconds=attention_s,
+        num_gemms=num_gemms,
+        streamed_bytes=streamed,
+        other_s=other_s,
+        plain_bytes=plain_bytes,
+        plain_s=plain_s,
+        host_s=max(host_s, 0.0) / NUM_PASSES,
     )
 
 
@@ -344,8 +355,8 @@ def _message_bytes(plan: Plan) -> Bytes:
 
 
 def exchange(world: World, payload_bytes: Bytes) -> None:
-    """Half as many bytes in an all_gather and in a reduce_scatter each: what an exchange of `payload_bytes` costs on average."""
-    each = max(1, payload_bytes // 8 // world.size)
+    """An all_gather and a reduce_scatter of that many bytes: NUM_EXCHANGES."""
+    each = max(1, payload_bytes // 4 // world.size)
     full, part = torch.zeros(each * world.size, dtype=torch.float32), torch.zeros(each, dtype=torch.float32)
     world.wire.start_all_gather(full, part, world.ranks, WORLD).wait()
     world.wire.start_reduce_scatter(part, full, world.ranks, WORLD).wait()
