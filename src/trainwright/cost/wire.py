@@ -48,7 +48,7 @@ def sent_bytes_per_rank(op: str, payload_bytes: Bytes, num_ranks: int) -> Bytes:
     return -(-group_sent_bytes(op, payload_bytes, num_ranks) // num_ranks)
 
 
-def member_sent_bytes(op: str, payload_bytes: Bytes, num_ranks: int, *, index: int, element_bytes: int = 1) -> Bytes:
+def member_sent_bytes(op: str, payload_bytes: Bytes, num_ranks: int, *, index: int, element_bytes: Bytes = 1) -> Bytes:
     """Bytes that the group's member `index` sends; exact where pieces differ by an element. The root of a broadcast is member 0.
 
     >>> [member_sent_bytes("all_reduce", 40, 3, index=i, element_bytes=4) for i in range(3)]
@@ -73,7 +73,7 @@ def member_sent_bytes(op: str, payload_bytes: Bytes, num_ranks: int, *, index: i
     raise KeyError(op)
 
 
-def wire_buffer_bytes(op: str, payload_bytes: Bytes, num_ranks: int, element_bytes: int = 1) -> Bytes:
+def wire_buffer_bytes(op: str, payload_bytes: Bytes, num_ranks: int, element_bytes: Bytes = 1) -> Bytes:
     """Bytes that the exchange holds from its start to its Wait, beside source and target; the same on every rank.
 
     A reduction keeps the pieces of the others until it can add them in rank order. Two ranks that reduce a tensor exchange it whole.
@@ -91,6 +91,6 @@ def wire_buffer_bytes(op: str, payload_bytes: Bytes, num_ranks: int, element_byt
     return (num_ranks - 1) * largest_piece * element_bytes
 
 
-def _piece_bytes(payload_bytes: Bytes, num_ranks: int, index: int, element_bytes: int) -> Bytes:
+def _piece_bytes(payload_bytes: Bytes, num_ranks: int, index: int, element_bytes: Bytes) -> Bytes:
     num_elements = payload_bytes // element_bytes
     return ((index + 1) * num_elements // num_ranks - index * num_elements // num_ranks) * element_bytes

@@ -26,6 +26,7 @@ from torch import Tensor
 from trainwright.engine.random import Key, integers
 from trainwright.engine.tokenizer import ByteTokenizer, Tokenizer, Tokens
 from trainwright.problems import PlanError, Problem
+from trainwright.units import Bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -47,8 +48,8 @@ class Corpus:
     train: Tokens
     validation: Tokens
     vocab_size: int
-    train_bytes: int
-    validation_bytes: int
+    train_bytes: Bytes
+    validation_bytes: Bytes
     unigram_entropy: float
     num_documents: int
     num_skipped: int = 0

@@ -49,6 +49,7 @@ from trainwright.ir.site import Site
 from trainwright.plan.lower import SCALARS, VALID, family_of
 from trainwright.plan.plan import Plan
 from trainwright.spec.families.segment import Unit
+from trainwright.units import Bytes
 
 NO_WEIGHTS = Weights(torch.empty(0), {})
 
@@ -76,7 +77,7 @@ class _Started:
 
     pending: Pending
     finish: Callable[[], None] | None = None
-    staged_bytes: int = 0
+    staged_bytes: Bytes = 0
 
 
 class Executor:

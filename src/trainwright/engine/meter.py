@@ -15,6 +15,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from trainwright.units import Bytes
+
 
 class TemporaryMeter(TorchDispatchMode):
     """Use as a context around one function; `known` are the tensors that it is given."""
@@ -52,7 +54,7 @@ class TemporaryMeter(TorchDispatchMode):
 
         self._watched.append(weakref.ref(storage, gone))
 
-    def peak_bytes(self, returned: Iterable[Tensor]) -> int:
+    def peak_bytes(self, returned: Iterable[Tensor]) -> Bytes:
         """The most that was held at once, without what was given back."""
         given_back = {self._alive.get(tensor.untyped_storage().data_ptr()) for tensor in returned}
         held = peak = 0

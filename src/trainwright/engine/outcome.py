@@ -107,7 +107,7 @@ class Outcome:
         return median(self.step_s[NUM_WARM_UP:] or self.step_s)
 
     @property
-    def tokens_per_s(self) -> float:
+    def tokens_per_s(self) -> Seconds:
         """Tokens of all ranks in a second of the median step."""
         return self.tokens_per_step / self.typical_step_s
 

@@ -12,6 +12,7 @@ from typing import TypeAlias
 from torch import Tensor
 
 from trainwright.ir.ref import Ref
+from trainwright.units import Bytes
 
 Held: TypeAlias = Tensor | Mapping[str, Tensor]
 
@@ -72,7 +73,7 @@ class Store:
             else:
                 self.live_bytes -= storage.nbytes()
 
-    def on_the_wire(self, num_bytes: int) -> None:
+    def on_the_wire(self, num_bytes: Bytes) -> None:
         """The wire holds so many bytes more (or fewer)."""
         self.live_bytes += num_bytes
 

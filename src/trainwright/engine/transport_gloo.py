@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from trainwright.engine.wire import Handle, WireError, WireTimeout
+from trainwright.units import Seconds
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,7 +28,7 @@ class _Posted:
     tensor: Tensor  # lent until the wait: must not be freed
     what: str
 
-    def wait(self, timeout_s: float) -> None:
+    def wait(self, timeout_s: Seconds) -> None:
         try:
             self.work.wait(timedelta(seconds=timeout_s))
         except RuntimeError as error:

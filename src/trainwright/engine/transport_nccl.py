@@ -17,6 +17,7 @@ from torch import Tensor
 
 from trainwright.cost.wire import member_sent_bytes
 from trainwright.engine.wire import DEFAULT_TIMEOUT_S, WORLD, Handle, Pending, Wire, WireError, p2p_key
+from trainwright.units import Seconds
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,7 +30,7 @@ class _Posted:
     work: dist.Work
     tensors: tuple[Tensor, ...]  # lent until the wait
 
-    def wait(self, timeout_s: float) -> None:  # noqa: ARG002 - the process group's own time-out holds
+    def wait(self, timeout_s: Seconds) -> None:  # noqa: ARG002 - the process group's own time-out holds
         self.work.wait()
 
 
@@ -60,7 +61,7 @@ class NcclTransport:
 class NcclWire(Wire):
     """The operations of `Wire`, with NCCL's collectives in place of the direct exchange."""
 
-    def __init__(self, rank: int, size: int, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
+    def __init__(self, rank: int, size: int, timeout_s: Seconds = DEFAULT_TIMEOUT_S) -> None:
         """Use torch.distributed's default group, which must be an NCCL one."""
         self.groups = _Groups(timeout_s)
         super().__init__(NcclTransport(rank, size, self.groups), timeout_s)
@@ -108,7 +109,7 @@ class NcclWire(Wire):
 class _Groups:
     """Communicators by members and channel. `prepare` makes them: made when first needed, ranks could wait for each other in a circle."""
 
-    def __init__(self, timeout_s: float) -> None:
+    def __init__(self, timeout_s: Seconds) -> None:
         self._timeout = timedelta(seconds=timeout_s)
         self._found: dict[tuple[tuple[int, ...], str], dist.ProcessGroup] = {}
 

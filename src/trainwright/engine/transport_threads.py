@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from trainwright.engine.wire import Handle, WireError, WireTimeout, WorldAborted
+from trainwright.units import Seconds
 
 
 class Switchboard:
@@ -45,7 +46,7 @@ class Switchboard:
         for one in (posted, other):
             self._complete(one)
 
-    def await_(self, posted: _Posted, timeout_s: float) -> None:
+    def await_(self, posted: _Posted, timeout_s: Seconds) -> None:
         """Block the calling thread until the transfer is complete."""
         came = self._came[posted.rank]
         with came:
@@ -88,7 +89,7 @@ class _Posted:
     is_done: bool = False
     error: str | None = field(default=None)
 
-    def wait(self, timeout_s: float) -> None:
+    def wait(self, timeout_s: Seconds) -> None:
         self.board.await_(self, timeout_s)
 
 

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from trainwright.cost.wire import wire_buffer_bytes
+from trainwright.units import Bytes, Seconds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -59,7 +60,7 @@ class WorldAborted(WireError):  # noqa: N818 - named for what happened
 class Handle(Protocol):
     """One posted transfer."""
 
-    def wait(self, timeout_s: float) -> None:
+    def wait(self, timeout_s: Seconds) -> None:
         """Return when the transfer is complete; raise WireTimeout, WorldAborted or WireError otherwise."""
 
 
@@ -116,7 +117,7 @@ class Pending:
         if tensor.numel():
             self._handles.append(self._wire.transport.post_recv(peer_rank, tensor, channel))
 
-    def adopt(self, handle: Handle, sent_bytes: int) -> None:
+    def adopt(self, handle: Handle, sent_bytes: Bytes) -> None:
         """Take over a transfer that a backend has posted by itself, with the bytes that this rank sends for it."""
         self.sent_bytes += sent_bytes
         self._handles.append(handle)
@@ -176,7 +177,7 @@ class Wire:
     of equal ranks apart whose operations are not started in one order.
     """
 
-    def __init__(self, transport: Transport, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
+    def __init__(self, transport: Transport, timeout_s: Seconds = DEFAULT_TIMEOUT_S) -> None:
         """Work over `transport`; a wait of more than `timeout_s` is a WireTimeout."""
         self.transport = transport
         self.timeout_s = timeout_s

@@ -32,6 +32,7 @@ from torch._C._distributed_c10d import FileStore, PrefixStore, TCPStore
 from trainwright.engine.transport_gloo import GlooTransport
 from trainwright.engine.transport_threads import Switchboard
 from trainwright.engine.wire import DEFAULT_TIMEOUT_S, WORLD, Wire, WireError
+from trainwright.units import Seconds
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -96,7 +97,7 @@ class _Failure:
     is_consequence: bool
 
 
-def run_threads(body: Callable[[World], Result], size: int, timeout_s: float = DEFAULT_TIMEOUT_S) -> list[Result]:
+def run_threads(body: Callable[[World], Result], size: int, timeout_s: Seconds = DEFAULT_TIMEOUT_S) -> list[Result]:
     """Run `body` on `size` ranks, threads of this process, and return their results in rank order.
 
     When one raises, the others are freed from whatever they wait for, and RankFailed names the first one.
@@ -128,7 +129,7 @@ def run_threads(body: Callable[[World], Result], size: int, timeout_s: float = D
     return [results[rank] for rank in range(size)]
 
 
-def run_processes(body: Callable[[World], Result], size: int, timeout_s: float = DEFAULT_TIMEOUT_S) -> list[Result]:
+def run_processes(body: Callable[[World], Result], size: int, timeout_s: Seconds = DEFAULT_TIMEOUT_S) -> list[Result]:
     """Run `body` on `size` ranks, forked processes over gloo on the loopback device, and return their results in rank order.
 
     Forking after `import torch` costs a few hundredths of a second a rank instead of seconds. Threads do not survive a fork: a
@@ -146,7 +147,7 @@ def run_processes(body: Callable[[World], Result], size: int, timeout_s: float =
                 one.end()
 
 
-def from_environment(timeout_s: float = DEFAULT_TIMEOUT_S) -> World:
+def from_environment(timeout_s: Seconds = DEFAULT_TIMEOUT_S) -> World:
     """Join the world that torchrun describes in RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT.
 
     Keys in the store are kept apart by the attempt: torchrun keeps one store across restarts, and gloo would read the addresses of
@@ -210,7 +211,7 @@ class _Rank(Generic[Result]):
     pipe: int
 
     @staticmethod
-    def start(body: Callable[[World], Result], rank: int, size: int, folder: str, timeout_s: float) -> _Rank[Result]:
+    def start(body: Callable[[World], Result], rank: int, size: int, folder: str, timeout_s: Seconds) -> _Rank[Result]:
         sys.stdout.flush()
         sys.stderr.flush()
         read_end, write_end = os.pipe()
@@ -231,7 +232,7 @@ class _Rank(Generic[Result]):
             os.waitpid(self.pid, 0)
 
 
-def _live(body: Callable[[World], Any], rank: int, size: int, folder: str, timeout_s: float, pipe: int, parent: int) -> None:
+def _live(body: Callable[[World], Any], rank: int, size: int, folder: str, timeout_s: Seconds, pipe: int, parent: int) -> None:
     """The whole life of a forked rank; never returns. Ends with `os._exit`: a broken process group may not survive a tidy exit."""
     code = 0
     said: tuple[bool, Any]

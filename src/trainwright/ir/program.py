@@ -14,6 +14,7 @@ from trainwright.ir.action import Action, Place, bind
 from trainwright.ir.buffer import Buffer
 from trainwright.ir.layout import Layout
 from trainwright.ir.ref import Ref
+from trainwright.units import Bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +83,6 @@ class Program:
         for stage, ref in self.roles[position].persistent:
             yield ref.at(None, self.first_block[stage])
 
-    def num_bytes(self, ref: Ref) -> int:
+    def num_bytes(self, ref: Ref) -> Bytes:
         """Size of a buffer on one rank."""
         return self.buffers[ref.tensor].num_bytes

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+from trainwright.units import Bytes, Flops
+
 
 class OpKind(Enum):
     """The classes of operators that are priced differently.
@@ -32,8 +34,8 @@ class Op:
 
     name: str
     kind: OpKind
-    flops: int = 0
-    num_bytes: int = 0
+    flops: Flops = 0
+    num_bytes: Bytes = 0
     k: int = 0
     format: str = "bf16"
     score_elements: int = 0
@@ -46,12 +48,12 @@ class Work:
     ops: tuple[Op, ...] = ()
 
     @property
-    def flops(self) -> int:
+    def flops(self) -> Flops:
         """FLOPs of all operators."""
         return sum(op.flops for op in self.ops)
 
     @property
-    def num_bytes(self) -> int:
+    def num_bytes(self) -> Bytes:
         """Bytes that the operators read and write."""
         return sum(op.num_bytes for op in self.ops)
 

@@ -117,7 +117,7 @@ class Ledger:
         if seen is None:
             return
         event, values = seen
-        elements = {part: rank.live_bytes_of(part) // np.dtype(np.float64).itemsize for part in PARTS}
+        elements = {part: rank.part_bytes(part) // np.dtype(np.float64).itemsize for part in PARTS}
         entry = Entry(event=event, elements=elements, values=values)
         self.entries.setdefault(rank.number, []).append(entry)
         if isinstance(action, Collective):

@@ -17,6 +17,7 @@ from trainwright.problems import PlanError, Problem
 from trainwright.schedules import SCHEDULES
 from trainwright.spec.bounds import choice_problems
 from trainwright.strategies.recompute import POLICIES
+from trainwright.units import Bytes
 
 _ADJUSTABLE: Final = ("zero", "data", "pipeline", "tensor")  # the axes whose size is the first to change when the product is wrong
 _MOST_SHOWN: Final = 12
@@ -385,7 +386,7 @@ def _unreadable(path: Path) -> str | None:
     return None if os.access(path, os.R_OK) else "may not be read by this user"
 
 
-def _size_up_to(path: Path, enough_bytes: int) -> int:
+def _size_up_to(path: Path, enough_bytes: Bytes) -> int:
     """Bytes of a file, or of all files in a folder and below; stops counting when there are enough."""
     total = 0
     for file in sorted(path.rglob("*")) if path.is_dir() else [path]:

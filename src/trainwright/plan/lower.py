@@ -33,6 +33,7 @@ from trainwright.strategies.computes import backward_compute, forgetful, forward
 from trainwright.strategies.lifetimes import free_after_last_use
 from trainwright.strategies.setting import Setting, StageShape, WireBuffer
 from trainwright.strategies.zero import SHARDED_WEIGHTS, Zero
+from trainwright.units import Bytes
 
 STATES = {"adamw": ("moment1", "moment2"), "sgd": ("momentum",)}
 """Optimizer state of each parameter, by optimizer."""
@@ -44,7 +45,7 @@ VALID = Ref("valid")
 """One float64 number: the valid tokens of the global batch."""
 
 
-def no_wire_buffers(op: str, payload_bytes: int, num_ranks: int, element_bytes: int) -> int:
+def no_wire_buffers(op: str, payload_bytes: Bytes, num_ranks: int, element_bytes: Bytes) -> int:
     """A wire that holds nothing of its own (NCCL keeps fixed buffers, which are not part of a plan's memory here)."""
     del op, payload_bytes, num_ranks, element_bytes
     return 0
@@ -371,7 +372,7 @@ class Lowering:
         counted = (VALID,) if setting.kind.endswith("head") else ()
         yield Free(site=Site(phase="upd", segment="scalars"), buffers=(SCALARS, *counted))
 
-    def summed(self, site: Site, axes: tuple[str, ...], ref: Ref, payload_bytes: int, before: Layout) -> Iterator[Action]:
+    def summed(self, site: Site, axes: tuple[str, ...], ref: Ref, payload_bytes: Bytes, before: Layout) -> Iterator[Action]:
         """An all-reduce of a few numbers."""
         ranks = 1
         for axis in axes:

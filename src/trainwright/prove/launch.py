@@ -25,6 +25,7 @@ from trainwright.plan.plan import Plan
 from trainwright.prove.compare import Array
 from trainwright.prove.names import bare
 from trainwright.prove.reference import Masks, parameter_shapes
+from trainwright.units import Bytes
 
 Pieces = dict[Ref, Tensor]
 
@@ -62,10 +63,10 @@ class RankReport:
     before: Pieces
     after: Pieces
     events: tuple[Event, ...]
-    persistent_bytes: int
-    peak_bytes: int
+    persistent_bytes: Bytes
+    peak_bytes: Bytes
     num_messages: int
-    os_bytes: int | None = None
+    os_bytes: Bytes | None = None
     header_bytes: float = 0.0
     masks: tuple[DrawnMask, ...] = ()
 

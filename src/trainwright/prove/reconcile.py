@@ -15,6 +15,7 @@ from trainwright.plan.plan import Plan
 from trainwright.predict.memory import live_deltas, temporary_of
 from trainwright.prove.launch import RankReport
 from trainwright.spec.formats import bytes_of
+from trainwright.units import Bytes
 
 Key = tuple[int, str, str]
 """(rank, site, kind)."""
@@ -30,8 +31,8 @@ class WireReport:
     `os_bytes` is what the operating system counted, less `header_bytes` for every message; None where it cannot be read.
     """
 
-    predicted_bytes: int
-    measured_bytes: int
+    predicted_bytes: Bytes
+    measured_bytes: Bytes
     num_sites: int
     missing: tuple[Key, ...]
     extra: tuple[Key, ...]
@@ -62,13 +63,13 @@ class MemoryReport:
     Peaks are at action boundaries, of the fullest rank. `temporary` compares what segments hold inside: the largest of any action.
     """
 
-    predicted_peak_bytes: int
-    measured_peak_bytes: int
+    predicted_peak_bytes: Bytes
+    measured_peak_bytes: Bytes
     persistent_equal: bool
     num_boundaries: int
     wrong: tuple[tuple[int, str, str, int, int], ...]
-    predicted_temporary_bytes: int
-    measured_temporary_bytes: int
+    predicted_temporary_bytes: Bytes
+    measured_temporary_bytes: Bytes
 
     @property
     def equal(self) -> bool:

@@ -56,5 +56,5 @@ class Data:
             before=before.on(NAME, Partial()),
             after=before.on(NAME, Replicate()),
             payload_bytes=payload,
-            wire_buffer_bytes=setting.held("all_reduce", payload, (NAME,), setting.precision.reduce),
+            wire_buffer_bytes=setting.wire_bytes("all_reduce", payload, (NAME,), setting.precision.reduce),
         )

@@ -17,6 +17,7 @@ from trainwright.ir.ref import Ref
 from trainwright.ir.site import Site
 from trainwright.spec.formats import bytes_of
 from trainwright.strategies.setting import Setting
+from trainwright.units import Bytes
 
 NAME: Final = "pipeline"
 
@@ -99,7 +100,7 @@ class Crossing:
         self.channel = "forward" if forward else "backward"
 
     @property
-    def payload_bytes(self) -> int:
+    def payload_bytes(self) -> Bytes:
         """Bytes of one boundary tensor on one rank."""
         return self.setting.buffers[self.input.tensor].num_bytes
 

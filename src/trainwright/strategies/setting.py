@@ -89,7 +89,7 @@ class Setting:
         size = self.sizes["tensor"]
         return replace(buffer, shape=(batch, pieces * size, *rest), num_bytes=buffer.num_bytes * size, layout=Layout())
 
-    def held(self, op: str, payload_bytes: Bytes, group_axes: tuple[str, ...], fmt: str) -> Bytes:
+    def wire_bytes(self, op: str, payload_bytes: Bytes, group_axes: tuple[str, ...], fmt: str) -> Bytes:
         """Bytes that the wire holds while the collective is on its way."""
         ranks = 1
         for axis in group_axes:

@@ -152,7 +152,7 @@ class _Walk:
             before=Layout(((NAME, placement),)),
             after=Layout(((NAME, after),)) if isinstance(after, Shard) else Layout(),
             payload_bytes=full.num_bytes,
-            wire_buffer_bytes=setting.held(op, full.num_bytes, (NAME,), full.format) + staged_bytes(op, full),
+            wire_buffer_bytes=setting.wire_bytes(op, full.num_bytes, (NAME,), full.format) + staged_bytes(op, full),
         )
         yield action
         yield wait_for(action)
@@ -194,7 +194,7 @@ class _Walk:
             before=Layout(((NAME, Partial()),)),
             after=Layout(),
             payload_bytes=payload,
-            wire_buffer_bytes=setting.held("all_reduce", payload, (NAME,), setting.precision.reduce),
+            wire_buffer_bytes=setting.wire_bytes("all_reduce", payload, (NAME,), setting.precision.reduce),
             span=(0, unit.num_replicated),
         )
         yield action

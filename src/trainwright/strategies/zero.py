@@ -301,7 +301,7 @@ class _Walk:
             before=before,
             after=after,
             payload_bytes=payload,
-            wire_buffer_bytes=setting.held("reduce_scatter", payload, (NAME,), setting.precision.reduce),
+            wire_buffer_bytes=setting.wire_bytes("reduce_scatter", payload, (NAME,), setting.precision.reduce),
         )
         yield action
         late = _Late(use.weights, [wait_for(action)])

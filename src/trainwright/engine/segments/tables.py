@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from trainwright.units import Bytes
+
 if TYPE_CHECKING:
     from trainwright.spec.model import Model, RopeScaling
 
@@ -34,7 +36,7 @@ class Tables:
         return [table for pair in self._rope.values() for table in pair]
 
     @property
-    def num_bytes(self) -> int:
+    def num_bytes(self) -> Bytes:
         """Bytes of the tables made so far."""
         return sum(table.nbytes for pair in self._rope.values() for table in pair)
 

@@ -90,7 +90,7 @@ class Rank:
         exchanged = (array for transfer in self.on_the_way.values() for array in transfer.held)
         return _memory_bytes((*_arrays(self.held.values()), *exchanged))
 
-    def live_bytes_of(self, part: str) -> Bytes:
+    def part_bytes(self, part: str) -> Bytes:
         """Bytes of the buffers that count in one part of memory ("weights", "gathered" ...)."""
         return _memory_bytes(_arrays(held for ref, held in self.held.items() if self.program.buffers[ref.tensor].part == part))
 

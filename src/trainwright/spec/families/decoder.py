@@ -77,17 +77,17 @@ class _Decoder:
         self.drops = model.dropout > 0
         self.enters = model.positions == "learned" or self.drops
         self.narrow = local.compute == "bf16"
-        self.drop = self.drop_temporary() if self.drops else 0
+        self.drop = self.drop_bytes() if self.drops else 0
 
-    def drop_temporary(self) -> Bytes:
+    def drop_bytes(self) -> Bytes:
         """What dropout holds inside: a mask of one sequence, and the random words it is made from, slab by slab."""
         return self.e * self.u * self.h + 32 * self.h * min(self.u, max(1, RANDOM_SLAB // self.h))
 
-    def narrow_product(self, num_elements: int) -> Bytes:
+    def narrow_product_bytes(self, num_elements: int) -> Bytes:
         """A weight gradient formed in bf16 before it is added to fp32 ones."""
         return self.e * num_elements if self.narrow else 0
 
-    def norm_temporary(self, *, backward: bool) -> Bytes:
+    def norm_bytes(self, *, backward: bool) -> Bytes:
         """Norms of bf16 tensors are computed in fp32: the widened tensors."""
         widened = 12 if backward else 4 * self.norm_stats
         return widened * self.U * self.h if self.narrow else 0
@@ -257,7 +257,7 @@ class _Decoder:
                 reads=(Argument("dh1", layout=self.stream), Argument("dm", layout=self.stream)),
                 writes=(Argument("dx", layout=self.stream),),
                 work=Work((self.touch("norm1", 4 * size),)),
-                temporary_bytes=self.norm_temporary(backward=True),
+                temporary_bytes=self.norm_bytes(backward=True),
             ),
             keeps=("x",),
             saved=True,
@@ -280,7 +280,7 @@ class _Decoder:
                 reads=(Argument("dqkv", layout=self.feature),),
                 writes=(Argument("dh1", layout=self.partial),),
                 work=backward,
-                temporary_bytes=self.narrow_product(self.qkv * self.h),
+                temporary_bytes=self.narrow_product_bytes(self.qkv * self.h),
             ),
             keeps=("h1",),
         )
@@ -295,7 +295,7 @@ class _Decoder:
         scores = self.b * self.Ht * self.s * self.s
         forward_bytes = (self.N * self.qkv + self.N * self.Ht * self.d) * self.e
 
-        def op(kind: OpKind, products: int, num_bytes: int) -> Op:
+        def op(kind: OpKind, products: int, num_bytes: Bytes) -> Op:
             return Op(
                 name="core",
                 kind=kind,
@@ -334,7 +334,7 @@ class _Decoder:
                 reads=(Argument("da" if self.drops else "dm"),),
                 writes=(Argument("dc", layout=self.feature),),
                 work=backward,
-                temporary_bytes=self.narrow_product(self.h * self.Ht * self.d),
+                temporary_bytes=self.narrow_product_bytes(self.h * self.Ht * self.d),
             ),
             keeps=("c",),
         )
@@ -350,13 +350,13 @@ class _Decoder:
                 reads=(Argument("x", layout=self.stream), Argument("a", layout=self.stream)),
                 writes=(Argument("x2", layout=self.stream), Argument("h2", layout=self.stream)),
                 work=Work((self.touch("norm2", 5 * size),)),
-                temporary_bytes=max(self.norm_temporary(backward=False), self.drop),
+                temporary_bytes=max(self.norm_bytes(backward=False), self.drop),
             ),
             backward=Pass(
                 reads=(Argument("dh2", layout=self.stream), Argument("dx", layout=self.stream, next_block=True)),
                 writes=grads,
                 work=Work((self.touch("norm2", (4 + self.drops) * size),)),
-                temporary_bytes=max(self.norm_temporary(backward=True), self.drop),
+                temporary_bytes=max(self.norm_bytes(backward=True), self.drop),
             ),
             keeps=("x2",),
             saved=True,
@@ -383,14 +383,14 @@ class _Decoder:
                 reads=(Argument("df") if self.drops else Argument("dx", next_block=True),),
                 writes=(Argument("dh2", layout=self.partial),),
                 work=Work((*down_backward.ops, act_backward, *up_backward.ops)),
-                temporary_bytes=max(self.e * self.N * self.ft * (3 if self.model.gated else 1), self.narrow_feed(wide)),
+                temporary_bytes=max(self.e * self.N * self.ft * (3 if self.model.gated else 1), self.narrow_feed_bytes(wide)),
             ),
             keeps=("h2",),
             saved=True,
             saving=Work((*up_forward.ops, act_forward)),
         )
 
-    def narrow_feed(self, wide: int) -> Bytes:
+    def narrow_feed_bytes(self, wide: int) -> Bytes:
         """The gradient of the inner activation together with the product of its weights, in bf16."""
         return self.e * wide * (self.N + self.h) if self.narrow else 0
 
@@ -448,7 +448,7 @@ class _Decoder:
                 reads=(Argument("dz", layout=self.feature),),
                 writes=(Argument("dh", layout=self.partial),),
                 work=backward,
-                temporary_bytes=self.narrow_product(self.Vt * self.h),
+                temporary_bytes=self.narrow_product_bytes(self.Vt * self.h),
             ),
             keeps=("h",),
         )
