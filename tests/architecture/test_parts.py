@@ -10,7 +10,15 @@ from architecture.source import PACKAGE
 from trainwright.registry import Registry, file_stem
 
 FOLDERS = ("strategies", "schedules", "collectives", "lessons", "engine/segments", "spec/families", "prove/numeric")
-FIRST = {"strategies": "zero", "schedules": "1f1b", "collectives": "ring", "lessons": "pipeline", "engine/segments": "qkv", "spec/families": "decoder", "prove/numeric": "toy"}
+FIRST = {
+    "strategies": "zero",
+    "schedules": "1f1b",
+    "collectives": "ring",
+    "lessons": "pipeline",
+    "engine/segments": "qkv",
+    "spec/families": "decoder",
+    "prove/numeric": "toy",
+}
 
 
 def registry(folder: str) -> Registry:

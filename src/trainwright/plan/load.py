@@ -98,7 +98,7 @@ class Draft:
                 if not isinstance(inner, dict):
                     inner = table[step] = {}
                 table = inner
-            for rival in _RIVALS.get(path, ()):
+            for rival in _rivals(path, value, names):
                 table.pop(rival, None)
             table[name] = _value(value) if isinstance(value, str) else value
 
@@ -214,6 +214,13 @@ _RIVALS: Final[Mapping[str, tuple[str, ...]]] = {
     "cluster.device": ("name", "file"),
 }
 """What an override takes the place of."""
+
+def _rivals(path: str, value: object, overrides: Mapping[str, object]) -> tuple[str, ...]:
+    """What an override takes the place of. A recompute policy takes that of the file's `blocks`, unless it is the one that counts them."""
+    if path == "recompute.policy" and value != "blocks" and "recompute.blocks" not in overrides:
+        return ("blocks",)
+    return _RIVALS.get(path, ())
+
 
 _STAND_IN_MODEL: Final = "gpt2"
 _STAND_IN_CLUSTER: Final = "local"

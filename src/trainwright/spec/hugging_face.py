@@ -244,7 +244,7 @@ def _divides(config: Config, part: str, whole: str, *, unless: str | None) -> It
         yield Problem(f"{part} = {small} does not divide {whole} = {large}", path=part, given=small, allowed=f"divisors of {large}")
 
 
-def _or(config: Config, key: str, default: Any) -> Any:
+def _or(config: Config, key: str, default: Any) -> Any:  # noqa: ANN401  # a JSON value
     value = config.get(key)
     return default if value is None else value
 
