@@ -114,7 +114,7 @@ def _table(predicted: Mapping[str, Any], measured: Mapping[str, Any]) -> Iterato
     yield _row("  compute", mine["compute_s"], theirs["compute_s"], show_seconds)
     yield _row("  wire and bubble", mine["exposed_wire_s"] + mine["bubble_s"], theirs["exposed_wire_s"], show_seconds)
     yield _row("  update", mine["update_s"], theirs["update_s"], show_seconds)
-    yield f"  {'  executor, posting':<24}{'in compute':>14}{show_seconds(theirs['other_s']):>14}"
+    yield f"  {'  executor':<24}{'in compute':>14}{show_seconds(theirs['other_s']):>14}"
     yield _row("peak memory of a rank", predicted["memory"]["peak_bytes"], measured["memory"]["peak_bytes"], show_bytes)
     sent = {(one["axis"], one["op"]): one["sent_bytes_per_rank"] for one in measured["wire"]}
     for one in predicted["wire"]:
