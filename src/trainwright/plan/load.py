@@ -215,6 +215,7 @@ _RIVALS: Final[Mapping[str, tuple[str, ...]]] = {
 }
 """What an override takes the place of."""
 
+
 def _rivals(path: str, value: object, overrides: Mapping[str, object]) -> tuple[str, ...]:
     """What an override takes the place of. A recompute policy takes that of the file's `blocks`, unless it is the one that counts them."""
     if path == "recompute.policy" and value != "blocks" and "recompute.blocks" not in overrides:
