@@ -122,7 +122,8 @@ class Lowering:
         self.made: dict[_Key, str] = {}
         self.after_passes: dict[_Key, tuple[Action, ...]] = {}
         self.schedule: ModuleType = SCHEDULES.get(self.pipeline.schedule)
-        self.passes = (plan.recompute, plan.parallel.pipeline, plan.parallel.data, plan.parallel.zero, plan.parallel.tensor)
+        with_pass = (one for one in (plan.recompute, *plan.parallel.strategies) if hasattr(one, "rewrite"))
+        self.passes = tuple(sorted(with_pass, key=lambda one: one.PLACE))
         self.declare()
 
     # --- buffers ---------------------------------------------------------------------------------------------------------------

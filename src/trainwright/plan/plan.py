@@ -58,6 +58,11 @@ class Parallel:
         return int(getattr(self, axis).size)
 
     @property
+    def strategies(self) -> tuple[Any, ...]:
+        """The options of every strategy, axes and expert."""
+        return tuple(getattr(self, one.name) for one in fields(self) if one.name != "order")
+
+    @property
     def sizes(self) -> dict[str, int]:
         """Size of each axis, in mesh order."""
         return {axis: self.size(axis) for axis in self.order}

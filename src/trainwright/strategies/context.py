@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import ClassVar, Final
 
 NAME: Final = "context"
 
@@ -11,6 +11,8 @@ NAME: Final = "context"
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Context:
     """Options of `context`."""
+
+    PLACE: ClassVar[int] = 4
 
     size: int = 1
     method: str = "ring"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Final
+from typing import ClassVar, Final
 
 from trainwright.ir.action import Action, Collective, wait_for
 from trainwright.ir.layout import Group, Partial, Replicate
@@ -24,6 +24,8 @@ NAME: Final = "data"
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Data:
     """Options of `data`."""
+
+    PLACE: ClassVar[int] = 2
 
     size: int = 1
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Final
+from typing import ClassVar, Final
 
 from trainwright.ir.action import Action, Collective, Compute, Free, Recv, Send, Wait, wait_for
 from trainwright.ir.layout import Group, Layout, Partial
@@ -25,6 +25,8 @@ NAME: Final = "pipeline"
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pipeline:
     """Options of `pipeline`; see the head of the file."""
+
+    PLACE: ClassVar[int] = 1
 
     size: int = 1
     schedule: str = "1f1b"

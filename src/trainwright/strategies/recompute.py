@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import ClassVar, Final
 
 from trainwright.ir.action import Action, Compute
 from trainwright.ir.site import Site
@@ -26,6 +26,8 @@ CORE: Final = ("core",)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recompute:
     """Options of `recompute`; `blocks` counts only under the policy "blocks"."""
+
+    PLACE: ClassVar[int] = 0
 
     policy: str = "none"
     blocks: int = 0

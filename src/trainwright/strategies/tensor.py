@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import ClassVar, Final
 
 from trainwright.ir.action import Action, Collective, Compute, Operand, wait_for
 from trainwright.ir.buffer import Buffer
@@ -38,6 +38,8 @@ GRADIENTS: Final = ("gradients", "local", "whole")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tensor:
     """Options of `tensor`; see the head of the file."""
+
+    PLACE: ClassVar[int] = 6
 
     size: int = 1
     sequence: bool = False

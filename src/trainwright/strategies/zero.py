@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import ClassVar, Final
 
 from trainwright.ir.action import Action, Collective, Compute, Free, Operand, Update, Wait, wait_for
 from trainwright.ir.buffer import Buffer
@@ -41,6 +41,8 @@ SHARDED_WEIGHTS: Final = Layout(((NAME, Shard(0)),), Residency.SHARDED)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Zero:
     """Options of `zero`; see the head of the file."""
+
+    PLACE: ClassVar[int] = 3
 
     size: int = 1
     stage: int = 3
