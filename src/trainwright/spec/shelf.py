@@ -28,13 +28,14 @@ def table(kind: str, name: str, path: str) -> dict[str, Any]:
 
 
 def unknown(kind: str, name: str, path: str) -> Problem:
-    """Say that the catalog has no such entry, and which it has."""
-    begins_alike = (entry for entry in names(kind) if name and entry.startswith(name.lower()))
-    meant = next(begins_alike, None) or nearest(name, names(kind))
+    """Say that the catalog has no such entry, and which it has; where several begin like the name, all of those are tried."""
+    begin_alike = [entry for entry in names(kind) if name and entry.startswith(name.lower())]
+    closest = nearest(name, names(kind))
+    meant = " or ".join(f'"{entry}"' for entry in begin_alike or ([closest] if closest else []))
     return Problem(
         f'there is no {kind} "{name}" in the catalog',
         path=path,
         given=name,
         allowed=names(kind),
-        attempt=f'{path} = "{meant}"' if meant else None,
+        attempt=f"{path} = {meant}" if meant else None,
     )
