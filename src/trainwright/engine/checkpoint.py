@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from trainwright.engine.gathering import told_by_all
 from trainwright.problems import Json, PlanError, Problem
 
 if TYPE_CHECKING:
@@ -93,12 +94,12 @@ def save(world: World, folder: Path, step: int, tensors: Mapping[str, Tensor], m
     """
     final, draft = folder / _name(step), folder / f".saving-{_name(step)}"
     problem = _attempt(lambda: _begin(folder, final, draft), folder) if world.rank == 0 else None
-    _agree(world, problem, folder)
+    _agree(world, problem)
     problem = _attempt(lambda: _write_rank(draft, world.rank, tensors), folder)
-    _agree(world, problem, folder)
+    _agree(world, problem)
     if world.rank == 0:
         problem = _attempt(lambda: _publish(draft, final, _manifest(draft, world.size, step, meta), keep), folder)
-    _agree(world, problem, folder)
+    _agree(world, problem)
     return final
 
 
@@ -129,7 +130,7 @@ def load(world: World, folder: Path, step: int | None = None) -> Loaded:
         tensors = _read_shard(place / name, manifest["files"][name])
     except PlanError as error:
         problem = error.problems[0]
-    _agree(world, problem, place)
+    _agree(world, problem)
     return Loaded(step=manifest["step"], tensors=tensors, meta=manifest["meta"], folder=place)
 
 
@@ -141,13 +142,12 @@ def _shard_name(rank: int) -> str:
     return f"rank-{rank:05d}.safetensors"
 
 
-def _agree(world: World, problem: Problem | None, folder: Path) -> None:
-    """Go on together or fail together: a rank that has no problem of its own names the one that has."""
-    failed = world.largest(0 if problem is None else world.rank + 1)
-    if problem is not None:
-        raise PlanError(problem)
-    if failed:
-        raise PlanError(Problem(f"rank {failed - 1} could not use the checkpoint", file=str(folder)))
+def _agree(world: World, problem: Problem | None) -> None:
+    """Go on together or fail together: all ranks raise the problem of the first rank that has one, whoever is heard first."""
+    if world.largest(0 if problem is None else 1):
+        said = told_by_all(world, None if problem is None else problem.to_json())
+        first: dict[str, Any] = next(one for one in said if one is not None)
+        raise PlanError(Problem(attempt=first.pop("try"), **first))
 
 
 def _attempt(action: Callable[[], object], folder: Path) -> Problem | None:

@@ -123,12 +123,12 @@ def _problems(folder, num_ranks):
 
 
 def test_a_shard_that_is_short_or_missing_is_found(tmp_path):
-    """Every rank is told, the one that has the damage with its file."""
+    """Every rank tells the damage, with its file: the user sees the cause, whichever rank is heard first."""
     shard = save(tmp_path) / "rank-00000.safetensors"
     shard.write_bytes(shard.read_bytes()[:-1])
     messages = [problem.message for problem in _problems(tmp_path, 2)]
     assert "bytes" in messages[0]
-    assert "rank 0 could not use the checkpoint" == messages[1]
+    assert messages[0] == messages[1]
 
     shard.unlink()
     assert "No such file" in _problems(tmp_path, 2)[0].message
@@ -164,9 +164,7 @@ def test_a_checkpoint_never_changes(tmp_path):
             return error.problems[0].message
         raise AssertionError
 
-    assert ["step-000000001 is there already, and a checkpoint never changes", "rank 0 could not use the checkpoint"] == run_threads(
-        body, 2
-    )
+    assert ["step-000000001 is there already, and a checkpoint never changes"] * 2 == run_threads(body, 2)
     assert before == (place / "manifest.json").read_bytes()
 
 
@@ -193,7 +191,7 @@ def test_one_rank_that_cannot_write_stops_all(tmp_path, monkeypatch):
         return write(path, tensors)
 
     monkeypatch.setattr(checkpoint, "_write_shard", full)
-    with pytest.raises(RankFailed):
+    with pytest.raises(RankFailed, match="No space left"):
         save(tmp_path)
 
     assert checkpoint.latest(tmp_path) is None
