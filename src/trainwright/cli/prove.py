@@ -112,7 +112,8 @@ def _rows(proof: Proof) -> Iterator[tuple[str, str]]:
     peaks = f"peak predicted {show_bytes(memory.predicted_peak_bytes)}, measured {show_bytes(memory.measured_peak_bytes)}"
     yield "memory", f"{peaks}; {'equal after every one' if memory.equal else 'wrong after some'} of {memory.num_boundaries} actions"
     inside = show_bytes(memory.predicted_temporary_bytes), show_bytes(memory.measured_temporary_bytes)
-    yield "temporary", f"inside a segment: predicted {inside[0]}, measured {inside[1]}"
+    close = "within a tenth" if memory.temporary_close else "more than a tenth apart"
+    yield "temporary", f"inside a segment: predicted {inside[0]}, measured {inside[1]}: {close}"
     yield from _system(proof)
     if (first := proof.first_difference) is not None:
         yield "first", f"{first.site}: {first.tensor} on rank {first.rank}: expected {first.expected!r}, found {first.found!r}"

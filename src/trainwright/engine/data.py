@@ -352,7 +352,7 @@ def _split(documents: dict[str, bytes], fraction: float) -> tuple[list[bytes], l
     total = sum(map(len, documents.values()))
     names: set[str] = set()
     held_out = 0
-    for name in sorted(documents, key=lambda name: (zlib.crc32(name.encode()), name)):
+    for name in sorted(documents, key=lambda name: (zlib.crc32(name.encode(errors="surrogateescape")), name)):
         if held_out + len(documents[name]) <= fraction * total:
             names.add(name)
             held_out += len(documents[name])

@@ -157,8 +157,8 @@ class Executor:
             case Update():
                 self.update(action)
             case Move() | Save():
-                msg = f"{action.site}: {type(action).__name__} has not landed"
-                raise NotImplementedError(msg)
+                msg = f"{action.site}: no strategy makes a {type(action).__name__} yet, and this executor does not perform it"
+                raise ValueError(msg)
             case _:
                 assert_never(action)
         return 0
@@ -227,8 +227,8 @@ class Executor:
     ) -> dict[str, Tensor]:
         """Run a function and note what it holds inside."""
         known = [held for ref in self.store if isinstance(held := self.store.held(ref), Tensor) and held.is_floating_point()]
-        if self.plan.model.positions == "rope" and known:
-            self.segment_tables.rope(self.plan.model, self.plan.batch.sequence_tokens, known[0])
+        if known:
+            self.segment_tables.warm(self.plan.model, self.plan.batch.sequence_tokens, known[0])
         batch = [tensor for tensor in (call.tokens, call.targets) if tensor is not None]
         meter = TemporaryMeter([*known, *inputs.values(), *batch, *self.segment_tables.tensors()])
         with meter:

@@ -14,6 +14,8 @@ from trainwright.ir.action import Action, Place, bind
 from trainwright.ir.buffer import Buffer
 from trainwright.ir.layout import Layout
 from trainwright.ir.ref import Ref
+from trainwright.ir.verify import verify
+from trainwright.problems import Problem
 from trainwright.units import Bytes
 
 
@@ -82,6 +84,10 @@ class Program:
         """The absolute names of a role's persistent buffers."""
         for stage, ref in self.roles[position].persistent:
             yield ref.at(None, self.first_block[stage])
+
+    def verify(self) -> list[Problem]:
+        """What is unsound about this Program; empty if nothing is. See `verify` in the file of that name."""
+        return verify(self)
 
     def num_bytes(self, ref: Ref) -> Bytes:
         """Size of a buffer on one rank."""

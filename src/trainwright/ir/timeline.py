@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 from trainwright.ir.event import Event
 from trainwright.units import Bytes, Seconds
-
-SOURCES = ("predicted", "simulated", "measured")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +58,7 @@ class Traffic:
         )
 
 
-Ledger = dict[tuple[object, ...], Traffic]
+Ledger = dict[tuple[Any, ...], Traffic]
 
 ON_THE_WIRE = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send")
 
@@ -69,6 +68,6 @@ def wire_ledger(events: Iterable[Event], *, by: tuple[str, ...] = ("position", "
     ledger: Ledger = defaultdict(Traffic)
     for event in events:
         if event.kind in ON_THE_WIRE:
-            key = tuple(str(event.site) if name == "site" else getattr(event, name) for name in by)
+            key = tuple(str(event.site.at(step=None)) if name == "site" else getattr(event, name) for name in by)
             ledger[key] += Traffic(count=1, payload_bytes=event.payload_bytes, sent_bytes=event.sent_bytes)
     return dict(ledger)

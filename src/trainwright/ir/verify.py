@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import defaultdict, deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from trainwright.ir.action import (
     WAITED_KIND,
@@ -30,10 +31,12 @@ from trainwright.ir.action import (
     kind,
 )
 from trainwright.ir.layout import Group, Layout, Partial
-from trainwright.ir.program import Program, Role, Run
 from trainwright.ir.ref import Ref
 from trainwright.ir.site import Site
 from trainwright.problems import Problem
+
+if TYPE_CHECKING:
+    from trainwright.ir.program import Program, Role, Run
 
 Live = dict[Ref, Layout]
 Lent = dict[tuple[Site, str], tuple[Ref, Ref, Layout]]
@@ -199,6 +202,8 @@ class _Walk:
         for axis, placement in layout.axes:
             if isinstance(placement, Partial) and axis not in self.owes:
                 self.fault(action, f"updates from {action.gradients}, which is not yet summed over {axis}")
+        if action.scalars is not None and (axes := self.state.live.get(action.scalars, Layout()).partial_axes()):
+            self.fault(action, f"reads {action.scalars}, which is not yet summed over {', '.join(axes)}")
         if action.after is not None:
             self.state.live[action.weights] = action.after
 

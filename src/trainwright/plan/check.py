@@ -16,6 +16,7 @@ from trainwright.plan.plan import Plan, cut_layers
 from trainwright.problems import PlanError, Problem
 from trainwright.schedules import SCHEDULES
 from trainwright.spec.bounds import choice_problems
+from trainwright.spec.formats import LANDED
 from trainwright.strategies.recompute import POLICIES
 from trainwright.units import Bytes
 
@@ -295,7 +296,7 @@ def _not_landed(plan: Plan) -> Iterator[Problem]:
 def _device_format(plan: Plan) -> Iterator[Problem]:
     """The device multiplies in the format of compute."""
     device, compute = plan.cluster.device, plan.precision.compute
-    if not device.supports(compute):
+    if compute in LANDED and not device.supports(compute):
         allowed = tuple(one for one in ("bf16", "fp32", "fp64") if device.supports(one))
         yield Problem(
             f'the device "{device.name}" has no rate for {compute}',
@@ -429,6 +430,8 @@ def _checkpoint_folder(plan: Plan) -> Iterator[Problem]:
 
 def _unwritable(folder: Path) -> str | None:
     """Why a folder cannot be written to, or made; None if it can. Looks at the nearest folder that exists, and makes nothing."""
+    if "\0" in str(folder):
+        return "its name holds a NUL character"
     try:
         there = folder
         while not there.exists() and there != there.parent:

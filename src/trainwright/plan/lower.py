@@ -7,7 +7,8 @@ each shape of stage; the runs of a position name them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from types import ModuleType
@@ -20,10 +21,9 @@ from trainwright.ir.program import Program, Role, Run
 from trainwright.ir.ref import Ref
 from trainwright.ir.site import Site
 from trainwright.ir.slot import Backward, Forward, Slot
-from trainwright.ir.verify import verify
 from trainwright.ir.work import Op, OpKind, Work
 from trainwright.plan.plan import Plan
-from trainwright.problems import PlanError
+from trainwright.problems import PlanError, Problem
 from trainwright.schedules import SCHEDULES
 from trainwright.spec.families import FAMILIES
 from trainwright.spec.families.local import Local
@@ -60,7 +60,7 @@ def lower(plan: Plan, *, check: bool = True, wire_buffer: WireBuffer | None = No
     if wire_buffer is None:
         wire_buffer = wire_buffer_bytes if plan.cluster.device.name == "local" else no_wire_buffers
     program = Lowering(plan, wire_buffer).program()
-    if check and (problems := verify(program)):
+    if check and (problems := program.verify()):
         raise PlanError(problems)
     return program
 
@@ -69,7 +69,7 @@ def lower_evaluation(plan: Plan) -> Program:
     """The Program of forward passes alone, over as many microbatches as a step has: for a loss on text that is not trained on."""
     lowering = Lowering(plan, wire_buffer_bytes)
     program = lowering.program(lowering.evaluation_runs)
-    if problems := verify(program):
+    if problems := program.verify():
         raise PlanError(problems)
     return program
 
@@ -104,6 +104,17 @@ class _Key:
             return self.kind
         ends = ("/first" if self.first else "") + ("/last" if self.last else "") + ("/evaluate" if self.evaluate else "")
         return f"{self.kind}{self.shape}{ends}"
+
+
+def astray(slots: Sequence[Slot], num_microbatches: int) -> str | None:
+    """Why an order does not take every microbatch through every stage of a position once in each direction; None if it does."""
+    visits = Counter((type(slot).__name__, slot.stage, slot.microbatch) for slot in slots)
+    for kind in ("Forward", "Backward"):
+        for stage in sorted({slot.stage for slot in slots}):
+            for microbatch in range(num_microbatches):
+                if (times := visits.pop((kind, stage, microbatch), 0)) != 1:
+                    return f"{kind} of stage {stage}, microbatch {microbatch}, comes {times} times"
+    return f"{next(iter(visits))} is no slot of {num_microbatches} microbatches" if visits else None
 
 
 class Lowering:
@@ -396,7 +407,12 @@ class Lowering:
 
     def slots(self, position: int) -> list[Slot]:
         """What the schedule tells a position to do."""
-        return list(self.schedule.order(position, self.pipeline.size, self.plan.num_microbatches, self.pipeline.chunks))
+        slots = list(self.schedule.order(position, self.pipeline.size, self.plan.num_microbatches, self.pipeline.chunks))
+        if (strange := astray(slots, self.plan.num_microbatches)) is not None:
+            raise PlanError(
+                [Problem(f'schedule "{self.pipeline.schedule}", position {position}: {strange}', path="parallel.pipeline.schedule")]
+            )
+        return slots
 
     def key(self, slot: Slot, firsts: dict[tuple[str, int], int], lasts: dict[tuple[str, int], int]) -> _Key:
         """The template of a slot. Whether it is the first or last of its stage matters only where a pass makes a difference of it."""

@@ -35,11 +35,11 @@ class FirstDifference:
         return {"site": self.site, "tensor": self.tensor, "rank": self.rank, "expected": self.expected, "found": self.found}
 
 
-def located(plan: Plan, difference: Difference) -> FirstDifference:
-    """Where in the plan a difference lies."""
+def located(plan: Plan, difference: Difference, phase: str) -> FirstDifference:
+    """Where in the plan a difference lies: in a gradient (`phase` "bwd") or, where all gradients are right, in the update ("upd")."""
     block, segment = place_of(difference.tensor)
     return FirstDifference(
-        site=f"s{stage_of(plan, difference.tensor)}/{f'b{block}.' if block is not None else ''}{segment}/bwd",
+        site=f"s{stage_of(plan, difference.tensor)}/{f'b{block}.' if block is not None else ''}{segment}/{phase}",
         tensor=difference.tensor,
         rank=rank_of(plan, difference.tensor),
         expected=difference.expected,
@@ -53,6 +53,15 @@ def causes(plan: Plan, reports: Sequence[RankReport], whole: Batch, reference: S
     evidence = evidence_of(plan, reports, whole, reference, gradients)
     tolerance = TOLERANCES[plan.precision.compute]
     return (*beginnings(plan, reports), *diagnose(arrays(reference.gradients), found, evidence, tolerance=tolerance))
+
+
+def update_at_fault() -> Cause:
+    """Gradients and their norm are right, and parameters after the update are not."""
+    text = (
+        "loss, gradient norm and every gradient are right, the updated parameters are not: the optimizer step is at fault "
+        "(rate, clipping with a norm that was not yet summed, decay, moments, or a piece that was not updated or not gathered)"
+    )
+    return Cause(name="update", text=text)
 
 
 def beginnings(plan: Plan, reports: Sequence[RankReport]) -> Iterator[Cause]:

@@ -18,7 +18,7 @@ from trainwright.plan.lower import lower
 from trainwright.plan.plan import Plan
 from trainwright.prove.compare import Comparison, compare, compare_parameters, relative_error
 from trainwright.prove.diagnose import Cause
-from trainwright.prove.explain import FirstDifference, causes, located
+from trainwright.prove.explain import FirstDifference, causes, located, update_at_fault
 from trainwright.prove.launch import Copies, RankReport, arrays, initial_parameters, launch, logical, masks_of
 from trainwright.prove.reconcile import MemoryReport, WireReport, reconcile_memory, reconcile_wire
 from trainwright.prove.reference import Batch, Reference, reference_steps
@@ -82,7 +82,8 @@ class Proof:
     def equal(self) -> bool:
         """All that a proof asks."""
         os_fine = self.wire.os_error is None or self.wire.os_error <= OS_TOLERANCE
-        return self.values_equal and not self.differing_replicas and self.wire.equal and self.memory.equal and os_fine
+        memory_fine = self.memory.equal and self.memory.temporary_close
+        return self.values_equal and not self.differing_replicas and self.wire.equal and memory_fine and os_fine
 
     def to_json(self) -> dict[str, Any]:
         """The document `trainwright/prove/1`."""
@@ -123,6 +124,7 @@ class Proof:
                 "wrong": [list(row) for row in self.memory.wrong],
                 "predicted_temporary_bytes": self.memory.predicted_temporary_bytes,
                 "measured_temporary_bytes": self.memory.measured_temporary_bytes,
+                "temporary_within_a_tenth": self.memory.temporary_close,
             },
         }
 
@@ -186,12 +188,18 @@ def prove_small(
     )
     if proof.equal:
         return proof
-    difference = proof.gradients.first_difference or proof.parameters.first_difference
-    return replace(
-        proof,
-        first_difference=located(plan, difference) if difference else None,
-        causes=causes(plan, reports, reference_batches(batches, 1)[0], reference.steps[0], gradients),
-    )
+    return explained(proof, reference_batches(batches, 1)[0], reference, gradients)
+
+
+def explained(proof: Proof, whole: Batch, reference: Reference, gradients: Copies) -> Proof:
+    """A failed proof with the first difference and the likely causes."""
+    found = causes(proof.plan, proof.reports, whole, reference.steps[0], gradients)
+    difference, phase = proof.gradients.first_difference, "bwd"
+    if difference is None and (difference := proof.parameters.first_difference) is not None:
+        phase = "upd"
+        found = found or (update_at_fault(),)
+    first = located(proof.plan, difference, phase) if difference else None
+    return replace(proof, first_difference=first, causes=found)
 
 
 # --- what both sides work on --------------------------------------------------------------------------------------------------------

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from trainwright.cost.wire import member_sent_bytes
 from trainwright.engine.place import Place
 from trainwright.ir.action import Collective, Send, kind
 from trainwright.ir.program import Program
-from trainwright.ir.timeline import ON_THE_WIRE
+from trainwright.ir.timeline import wire_ledger
 from trainwright.plan.plan import Plan
 from trainwright.predict.memory import live_deltas, temporary_of
 from trainwright.prove.launch import RankReport
@@ -103,12 +103,8 @@ def predicted_wire(plan: Plan, program: Program) -> dict[Key, int]:
 
 def measured_wire(reports: Sequence[RankReport]) -> dict[Key, int]:
     """The same, as the wire counted it."""
-    measured: dict[Key, int] = defaultdict(int)
-    for report in reports:
-        for event in report.events:
-            if event.kind in ON_THE_WIRE:
-                measured[report.rank, str(event.site.at(step=None)), event.kind] += event.sent_bytes
-    return dict(measured)
+    ledger = wire_ledger((event for report in reports for event in report.events), by=("rank", "site", "kind"))
+    return {(rank, site, what): traffic.sent_bytes for (rank, site, what), traffic in ledger.items()}
 
 
 def reconcile_wire(plan: Plan, program: Program, reports: Sequence[RankReport]) -> WireReport:
@@ -164,8 +160,3 @@ def reconcile_memory(plan: Plan, program: Program, reports: Sequence[RankReport]
         predicted_temporary_bytes=max(one for one, _ in temporaries),
         measured_temporary_bytes=max(one for _, one in temporaries),
     )
-
-
-def sites_of(key: Sequence[Key]) -> Iterator[str]:
-    """Keys in words."""
-    return (f"rank {rank} {site} {what}" for rank, site, what in key)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from trainwright.plan.check import demand
 from trainwright.plan.plan import Plan
 from trainwright.spec import catalog
 from trainwright.spec.batch import Batch
@@ -64,7 +65,7 @@ def shrink(plan: Plan, *, max_ranks: int | None = None, dtype: str = "fp64") -> 
         precision=Precision(compute=dtype),
         optimizer=telling_optimizer(plan),
     )
-    return small, tuple(changes(plan, small))
+    return demand(small), tuple(changes(plan, small))
 
 
 def small_sizes(plan: Plan, max_ranks: int | None) -> dict[str, int]:
@@ -116,10 +117,13 @@ def small_model(plan: Plan, sizes: dict[str, int], num_layers: int) -> Model:
 
 
 def small_batch(plan: Plan, sizes: dict[str, int]) -> Batch:
-    """The least number of microbatches, at least 2 P, with the plan's remainder modulo P; at most two sequences each."""
+    """The least number of microbatches, at least 2 P, that divides by P if the plan's does and leaves a remainder if the plan's does.
+
+    At most two sequences each.
+    """
     positions = sizes["pipeline"]
-    remainder = plan.num_microbatches % positions
-    num_microbatches = 2 * positions + remainder if positions > 1 else min(max(plan.num_microbatches, 2), 3)
+    remainder = min(plan.num_microbatches % plan.size("pipeline"), positions - 1)
+    num_microbatches = 2 * positions + remainder
     sequences = min(plan.batch.microbatch_sequences, 2)
     return Batch(
         sequence_tokens=TOKENS * sizes["tensor"],

@@ -19,7 +19,9 @@ from trainwright.ir.ref import Ref
 from trainwright.ir.site import Site
 from trainwright.ir.verify import faults, verify
 from trainwright.plan.lower import Lowering, lower, no_wire_buffers
+from trainwright.problems import PlanError
 from trainwright.prove.prove import proof_batches
+from trainwright.schedules import one_f_one_b
 from trainwright.strategies.data import Data
 from trainwright.strategies.pipeline import Pipeline
 from trainwright.strategies.recompute import Recompute
@@ -415,3 +417,25 @@ def test_an_action_that_is_left_out_of_a_backward_is_missed(plan):
         if isinstance(action, Wait | Free):
             left = (*actions[:index], *actions[index + 1 :])
             assert list(faults(replace(lowered, templates={**lowered.templates, name: left}))), action
+
+
+@pytest.mark.parametrize("plan", [small_plan(Data(size=2)), small_plan(Pipeline(size=2), Zero(size=2))], ids=title)
+def test_an_update_before_the_norm_is_summed_is_refused(plan):
+    """Clipping with one rank's part of the norm is wrong on every rank."""
+    lowered = lower(plan)
+    roles = []
+    for role in lowered.roles:
+        norm = next(run for run in role.runs if run.template == "norm")
+        others = [run for run in role.runs if run is not norm]
+        roles.append(replace(role, runs=(*others[:-1], norm, others[-1])))
+
+    assert any("reads scalars, which is not yet summed over" in str(problem) for problem in replace(lowered, roles=tuple(roles)).verify())
+
+
+def test_an_order_that_loses_a_microbatch_is_refused_when_lowered(monkeypatch):
+    """A schedule promises every microbatch once a stage, in each direction."""
+    order = one_f_one_b.order
+    monkeypatch.setattr(one_f_one_b, "order", lambda *sizes: (slot for slot in order(*sizes) if slot.microbatch != 1))
+
+    with pytest.raises(PlanError, match="Forward of stage 0, microbatch 1, comes 0 times"):
+        lower(small_plan(Pipeline(size=2)))

@@ -31,6 +31,11 @@ class Tables:
             self._rope[key] = tables
         return tables
 
+    def warm(self, model: Model, num_tokens: int, like: Tensor) -> None:
+        """Make what a pass over so many tokens will ask for."""
+        if model.positions == "rope":
+            self.rope(model, num_tokens, like)
+
     def tensors(self) -> list[Tensor]:
         """The tables made so far."""
         return [table for pair in self._rope.values() for table in pair]
