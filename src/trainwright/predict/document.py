@@ -21,6 +21,7 @@ from trainwright.predict.simulate import Simulation
 from trainwright.predict.slopes import label
 from trainwright.predict.traffic import Traffic, traffic
 from trainwright.spec.model import num_parameters
+from trainwright.spec.stack import UNKNOWN_INTERVAL, Stack
 from trainwright.units import Seconds
 
 SCHEMA: Final = "trainwright/predict/1"
@@ -41,6 +42,16 @@ WAITS: Final = "time that the critical role waits for wires of its own, and what
 def describe(plan: Plan, simulation: Simulation, memory: Memory) -> Page:
     """Write the document of a prediction."""
     return _Writer(plan, simulation, memory).page
+
+
+def interval_source(stack: Stack) -> str:
+    """What the half width of the interval rests on."""
+    if stack.num_points and stack.interval < UNKNOWN_INTERVAL:
+        return f"half width that held 80 % of held-out measurements of stack {stack.name}: {stack.source}"
+    return (
+        f"assumed for stack {stack.name}, which has no constants fitted on this device: half width that held 80 % of published steps when "
+        "the constants of other studies on the same device were used"
+    )
 
 
 class _Writer:
@@ -103,7 +114,7 @@ class _Writer:
                 f"step * (1 {sign} half_width)",
                 {"step": "/step_s", "half_width": stack.interval},
                 unit="s",
-                source=f"interval that held 80 % of held-out measurements of stack {stack.name}: {stack.source}",
+                source=interval_source(stack),
             )
         page.figure("/tokens_per_s", "tokens / step", {"tokens": "/plan/tokens_per_step", "step": "/step_s"}, unit="tokens/s")
         page.figure(
