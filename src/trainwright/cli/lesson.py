@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 import unicodedata
 from typing import TYPE_CHECKING
 
 from trainwright.cli.numbers import Setting
 from trainwright.lessons import LESSONS
-from trainwright.lessons.page import LANGUAGES, read
+from trainwright.lessons.page import LANGUAGES, in_words, read
 from trainwright.problems import PlanError, Problem, nearest
 from trainwright.units import show_bytes, show_wire
 
@@ -105,7 +106,7 @@ def _lines(page: Page, inputs: Sequence[Input], language: Language) -> Iterator[
     yield from _block(
         "figures",
         language,
-        [(str(read(each.label, language)), _value(each)) for each in page.figures.values()],
+        [(str(read(each.label, language)), _value(each, language)) for each in page.figures.values() if not each.tabled],
     )
     for table in page.tables:
         yield from (*_table(table, language), "")
@@ -119,8 +120,8 @@ def _steps(page: Page, language: Language) -> list[tuple[str, ...]]:
     shown: list[tuple[str, ...]] = [
         (
             str(read(step.event, language)),
-            "" if step.rank is None else f"rank {step.rank}",
-            ", ".join(f"{name} {_plain(value)}" for name, value in step.buffers.items()),
+            "" if step.rank is None else f"{step.place.read(language)} {step.rank}",
+            ", ".join(f"{in_words(name, language)} {_plain(value)}" for name, value in step.buffers.items()),
         )
         for step in page.steps[:MOST_STEPS]
     ]
@@ -158,30 +159,38 @@ def _aligned(rows: Sequence[tuple[str, ...]], sides: Sequence[str]) -> Iterator[
 
 
 def _wrapped(text: str, columns: int = 100) -> Iterator[str]:
-    """Break at spaces, and between Chinese characters where there are none."""
+    """Break at spaces and between Chinese characters, never within a word, nor before a closing mark or behind an opening one."""
     line = ""
-    for word in text.split(" "):
-        if line and _width(line) + 1 + _width(word) > columns:
+    for piece in _PIECES.findall(text):
+        if line and _width(line) + _width(piece) > columns:
             yield line
-            line = ""
-        line = f"{line} {word}" if line else word
-        while _width(line) > columns:
-            cut = next(place for place in range(len(line), 0, -1) if _width(line[:place]) <= columns)
-            yield line[:cut]
-            line = line[cut:]
+            line = piece.lstrip()
+        else:
+            line += piece
     yield line
+
+
+_WIDE = r"\u2e80-\u9fff\uff00-\uffef"  # Chinese characters and their punctuation
+_PIECES = re.compile(rf" *[（“《]*(?:[^ {_WIDE}]+|[{_WIDE}])[，。；：、！？）”》]*")
 
 
 def _width(text: str) -> int:
     return sum(2 if unicodedata.east_asian_width(letter) in "WF" else 1 for letter in text)
 
 
-def _value(shown: Labelled) -> str:
+def _value(shown: Labelled, language: Language) -> str:
     value, unit = shown.figure.value, shown.figure.unit
+    words = in_words(unit, language)
     if unit == "bytes":
-        return f"{show_wire(value) if shown.wire else show_bytes(value)}  ({value:,.15g} bytes)"
-    return f"{_plain(value)} {unit}" if unit != "1" else _plain(value)
+        return f"{show_wire(value) if shown.wire else show_bytes(value)}  ({_plain(value)} {words})"
+    return f"{_plain(value)} {words}" if unit != "1" else _plain(value)
 
 
 def _plain(value: object) -> str:
-    return f"{value:.6g}" if isinstance(value, float) else str(value)
+    match value:
+        case float():
+            return f"{value:.6g}"
+        case int():
+            return f"{value:,}"
+        case _:
+            return str(value)

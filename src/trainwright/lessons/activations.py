@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 NAME = "activations"
 TITLE = Text("Why activations grow so fast", "激活为什么增长得这么快")
 INPUTS = (
-    Input(name="batch", default=1, most=65_536, meaning=Text("sequences of a microbatch, B", "一个 microbatch 的序列数 B")),
+    Input(name="batch", default=1, most=65_536, meaning=Text("sequences of a microbatch, B", "一个微批次的序列数 B")),
     Input(name="tokens", default=8192, most=16_777_216, meaning=Text("tokens of a sequence, T", "序列长度 T")),
     Input(name="heads", default=32, most=4096, meaning=Text("query heads, H", "查询头数 H")),
     Input(

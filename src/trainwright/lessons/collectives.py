@@ -23,18 +23,18 @@ if TYPE_CHECKING:
 NAME = "collectives"
 TITLE = Text("Collectives, round by round", "集合通信，一轮一轮看")
 INPUTS = (
-    Input(name="ranks", default=4, least=2, most=16, meaning=Text("ranks, P", "rank 数 P")),
+    Input(name="ranks", default=4, least=2, most=16, meaning=Text("ranks, P", "进程数 P")),
     Input(name="payload_bytes", default=1_000_000_000, most=10**15, meaning=Text("bytes of the full tensor, n", "完整张量的字节数 n")),
     Input(name="link_bytes_per_s", default=50_000_000_000, most=10**15, meaning=Text("rate of a link, one direction", "链路单向速率")),
     Input(name="hop_ns", default=5_000, least=0, most=10**9, meaning=Text("latency of a hop, in nanoseconds", "单跳延迟，纳秒")),
 )
 
 _MEANINGS = {
-    "all_reduce": Text("everybody ends with the sum, g = Σ g_i", "每个 rank 得到总和 g = Σ g_i"),
-    "reduce_scatter": Text("rank i ends with piece i of the sum", "rank i 得到总和的第 i 片"),
-    "all_gather": Text("everybody ends with all pieces", "每个 rank 得到全部分片"),
-    "all_to_all": Text("rank i ends with piece i of everybody", "rank i 得到每个 rank 的第 i 片"),
-    "broadcast": Text("everybody ends with what rank 0 has", "每个 rank 得到 rank 0 的内容"),
+    "all_reduce": Text("everybody ends with the sum, g = Σ g_i", "每个进程得到总和 g = Σ g_i"),
+    "reduce_scatter": Text("rank i ends with piece i of the sum", "进程 i 得到总和的第 i 片"),
+    "all_gather": Text("everybody ends with all pieces", "每个进程得到全部分片"),
+    "all_to_all": Text("rank i ends with piece i of everybody", "进程 i 得到每个进程的第 i 片"),
+    "broadcast": Text("everybody ends with what rank 0 has", "每个进程得到进程 0 的内容"),
 }
 _WALKED = (
     ("ring", "reduce_scatter"),
@@ -56,15 +56,15 @@ def page(*, ranks: int, payload_bytes: Bytes, link_bytes_per_s: BytesPerSecond, 
             Text(
                 "An algorithm is a list of rounds; in each, some ranks pass chunks to others, all at once. The steps below carry "
                 "them out on numbers: rank r begins with the values 10 (r + 1) + j in chunk j.",
-                "一个算法是若干轮传输；每轮中一些 rank 同时把分块交给另一些 rank。"
-                "下面的步骤用真实数字执行：rank r 的第 j 块初值为 10(r+1)+j。",
+                "一个算法是若干轮传输；每轮中一些进程同时把分块交给另一些 rank。"
+                "下面的步骤用真实数字执行：进程 r 的第 j 块初值为 10(r+1)+j。",
             ),
             Text(
                 "After P - 1 rounds of a ring that sends i → i + 1, rank i owns the sum of chunk i + 1 (mod P), not of chunk i, if it "
                 "began with its own chunk. A ring all-reduce sends 2 (P - 1)/P of the payload from every rank: as much as the payload at P "
                 "= 2, 1.75 times at 8.",
-                "按 i→i+1 发送的环，若从自己的块开始，P-1 轮后 rank i 拥有第 i+1（mod P）块的和，而不是第 i 块。"
-                "环形 all-reduce 每个 rank 发送 2(P-1)/P 倍的数据：P=2 时 1 倍，P=8 时 1.75 倍。",
+                "按 i→i+1 发送的环，若从自己的块开始，P-1 轮后进程 i 拥有第 i+1（mod P）块的和，而不是第 i 块。"
+                "环形 all-reduce 每个进程发送 2(P-1)/P 倍的数据：P=2 时 1 倍，P=8 时 1.75 倍。",
             ),
             Text(
                 "Libraries do not always use the ring: NCCL chooses among ring, tree, CollNet, NVLS, NVLSTree and PAT, and among the "
@@ -75,35 +75,35 @@ def page(*, ranks: int, payload_bytes: Bytes, link_bytes_per_s: BytesPerSecond, 
         inputs={"ranks": ranks, "payload_bytes": payload_bytes, "link_bytes_per_s": int(link_bytes_per_s), "hop_ns": hop_ns},
         figures={
             "ring_all_reduce_sent_bytes": _sent(
-                Text("sent by each rank, ring all-reduce", "每个 rank 发送，环形 all-reduce"),
+                Text("sent by each rank, ring all-reduce", "每个进程发送，环形 all-reduce"),
                 "ring",
                 "all_reduce",
-                "2 * (P - 1) / P * n",
+                "ceil(2 * (P - 1) * n / P)",
                 sizes,
             ),
             "ring_reduce_scatter_sent_bytes": _sent(
-                Text("sent by each rank, ring reduce-scatter", "每个 rank 发送，环形 reduce-scatter"),
+                Text("sent by each rank, ring reduce-scatter", "每个进程发送，环形 reduce-scatter"),
                 "ring",
                 "reduce_scatter",
-                "(P - 1) / P * n",
+                "ceil((P - 1) * n / P)",
                 sizes,
             ),
             "naive_all_reduce_sent_bytes": _sent(
-                Text("sent (and received) by rank 0, naive all-reduce", "rank 0 发送（并接收），朴素 all-reduce"),
+                Text("sent (and received) by rank 0, naive all-reduce", "进程 0 发送（并接收），朴素 all-reduce"),
                 "naive",
                 "all_reduce",
                 "(P - 1) * n",
                 sizes,
             ),
             "ring_all_reduce_factor": _figure(
-                Text("payloads sent by each rank, ring all-reduce", "每个 rank 发送的倍数，环形 all-reduce"),
+                Text("payloads sent by each rank, ring all-reduce", "每个进程发送的倍数，环形 all-reduce"),
                 ALGORITHMS.get("ring").num_chunks_sent("all_reduce", 0, ranks) / ranks,
                 "1",
                 "2 * (P - 1) / P",
                 {"P": ranks},
             ),
             "ring_owner_shift": _figure(
-                Text("rank i owns chunk i + … after the reducing rounds of a ring", "环的归约轮后 rank i 拥有第 i+… 块"),
+                Text("rank i owns chunk i + … after the reducing rounds of a ring", "环的归约轮后进程 i 拥有第 i+… 块"),
                 _owner_shift(ranks),
                 "chunks",
                 "1",
@@ -121,7 +121,7 @@ def page(*, ranks: int, payload_bytes: Bytes, link_bytes_per_s: BytesPerSecond, 
         ),
         not_counted=(
             Text("the cost of adding, and of starting a kernel", "加法与启动核函数的开销"),
-            Text("links shared with other groups; ranks at unequal distance", "与其他组共享的链路；距离不等的 rank"),
+            Text("links shared with other groups; ranks at unequal distance", "与其他组共享的链路；距离不等的进程"),
             Text("pipelining of a tree by segments; reduction inside switches", "树的分段流水；交换机内归约"),
         ),
         sources=(
@@ -148,9 +148,9 @@ def _figure(label: Text, value: float, unit: str, formula: str, inputs: dict[str
 
 
 def _sent(label: Text, algorithm: str, op: str, formula: str, sizes: dict[str, int]) -> Labelled:
-    """Bytes that the busiest rank sends, counted transfer by transfer."""
+    """Bytes that the busiest rank sends, counted transfer by transfer; whole ones, where the ranks do not divide the tensor."""
     num_chunks = max(chunks_sent(ALGORITHMS.get(algorithm).rounds(op, sizes["P"])).values())
-    return _figure(label, num_chunks * sizes["n"] / sizes["P"], "bytes", formula, sizes)
+    return _figure(label, -(-num_chunks * sizes["n"] // sizes["P"]), "bytes", formula, sizes)
 
 
 def _owner_shift(ranks: int) -> int:
@@ -177,7 +177,7 @@ def _by_algorithm(ranks: int, payload_bytes: Bytes, link_bytes_per_s: BytesPerSe
             Text("operation", "操作"),
             Text("algorithm", "算法"),
             Text("rounds", "轮数"),
-            Text("most sent by a rank", "单个 rank 最多发送"),
+            Text("most sent by a rank", "单个进程最多发送"),
             Text("most on a link", "单条链路最多"),
             Text("time", "时间"),
         ),

@@ -33,6 +33,39 @@ Words: TypeAlias = Text | str
 
 Cell: TypeAlias = Words | int | float
 
+RANK = Text("rank", "进程")
+POSITION = Text("position", "位置")
+
+_CHINESE: dict[str, str] = {
+    "ticks": "拍",
+    "slots": "个时隙",
+    "microbatches": "个微批次",
+    "all-gathers": "次聚合",
+    "elements": "个元素",
+    "chunks": "块",
+    "bytes": "字节",
+    "tick": "拍",
+    "kept": "保留",
+    "kept_bytes": "保留字节",
+    "live": "存活",
+    "peak": "峰值",
+    "value": "值",
+    "rank": "进程",
+}
+"""Units of figures and names of buffers, as a page shows them in Chinese. A document keeps the English ones: they are its keys."""
+
+
+def in_words(name: str, language: Language) -> str:
+    """Return a unit, or the name of a step's buffer, in one language; a number behind it stays: "rank 0". Other names stay as they are.
+
+    >>> in_words("rank 0", "zh"), in_words("c2", "zh"), in_words("ticks", "en")
+    ('进程 0', 'c2', 'ticks')
+    """
+    if language == "en":
+        return name
+    word, space, number = name.partition(" ")
+    return f"{_CHINESE.get(word, word)}{space}{number}"
+
 
 def read(words: Cell, language: Language) -> str | int | float:
     """Return a cell in one language; numbers and plain strings as they are."""
@@ -64,19 +97,28 @@ class Input:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Labelled:
-    """A Figure with the words under which it is shown. `wire`: bytes in powers of 1000, as traffic is counted."""
+    """A Figure with the words under which it is shown.
+
+    wire     bytes in powers of 1000, as traffic is counted.
+    tabled   a table of the page shows it already: only the document lists it once more.
+    """
 
     label: Words
     figure: Figure
     wire: bool = False
+    tabled: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """One event of a walk-through: what happened, on which rank (None: on all), and what the named buffers hold afterwards."""
+    """One event of a walk-through: what happened, on which rank (None: on all), and what the named buffers hold afterwards.
+
+    `place` is what the rank is called: in a pipeline of single ranks it is a position.
+    """
 
     event: Words
     rank: int | None = None
+    place: Text = RANK
     buffers: Mapping[str, Any] = field(default_factory=dict)
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from trainwright.ir.figure import Figure
 from trainwright.ir.slot import Forward
-from trainwright.lessons.page import Input, Labelled, Page, Step, Table, Text
+from trainwright.lessons.page import POSITION, Input, Labelled, Page, Step, Table, Text
 from trainwright.schedules import SCHEDULES
 from trainwright.schedules.timeline import Prices, draw
 
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 NAME = "pipeline"
 TITLE = Text("Pipelines: who waits, and who keeps what", "流水线：谁在等待，谁保留了什么")
 INPUTS = (
-    Input(name="stages", default=4, most=64, meaning=Text("stages, P", "阶段数 P")),
-    Input(name="microbatches", default=8, most=512, meaning=Text("microbatches of one step, M", "一步的 microbatch 数 M")),
+    Input(name="stages", default=4, most=64, meaning=Text("positions on the pipeline axis, P", "流水线位置数 P")),
+    Input(name="microbatches", default=8, most=512, meaning=Text("microbatches of one step, M", "一步的微批次数 M")),
 )
 
 _CHUNKS = 2
@@ -37,30 +37,32 @@ def page(*, stages: int, microbatches: int) -> Page:
         title=TITLE,
         text=(
             Text(
-                "Every stage runs one forward or one backward a tick, and a result reaches the next stage at once. All microbatches "
+                "Every position runs one forward or one backward a tick, and a result reaches the next position at once. All microbatches "
                 "see one version of the weights: they change after the last backward. Asynchronous versions are another contract.",
-                "每个阶段每个 tick 执行一次前向或反向，结果立即到达下一阶段。所有 microbatch 看到同一版本的权重："
+                "每个位置每拍执行一次前向或反向，结果立即到达下一位置。所有微批次看到同一版本的权重："
                 "最后一次反向之后才更新。异步版本是另一种约定。",
             ),
             Text(
                 "GPipe and 1F1B take equally long here, 2 (M + P - 1) ticks. What differs is how many microbatches' activations a "
-                "stage keeps: all M under GPipe, min(P - s, M) on stage s under 1F1B.",
-                "这里 GPipe 与 1F1B 用时相同，都是 2(M+P-1) 个 tick。不同的是各阶段保留多少份激活："
-                "GPipe 保留全部 M 份，1F1B 的阶段 s 保留 min(P-s, M) 份。",
+                "position keeps: all M under GPipe, min(P - p, M) on position p under 1F1B. A peak counts microbatches of a chunk: "
+                "where a position has several chunks, each microbatch counts once in each of them.",
+                "这里 GPipe 与 1F1B 用时相同，都是 2(M+P-1) 拍。不同的是各位置保留多少份激活："
+                "GPipe 保留全部 M 份，1F1B 的位置 p 保留 min(P-p, M) 份。"
+                "峰值按块的微批次计数：一个位置有多个块时，同一个微批次在每块中各计一次。",
             ),
         ),
         inputs={"stages": stages, "microbatches": microbatches},
         figures={
             "makespan": _figure(
-                Text("ticks until the last backward", "到最后一次反向的 tick 数"), steady.makespan, "ticks", "2 * (M + P - 1)", sizes
+                Text("ticks until the last backward", "到最后一次反向的拍数"), steady.makespan, "ticks", "2 * (M + P - 1)", sizes
             ),
             "idle_slots": _figure(
-                Text("idle slots, all stages", "空闲时隙，全部阶段"), steady.idle_slots, "slots", "2 * P * (P - 1)", sizes
+                Text("idle slots, all positions", "空闲时隙，全部位置"), steady.idle_slots, "slots", "2 * P * (P - 1)", sizes
             ),
             "idle_fraction": _figure(Text("idle share", "空闲比例"), steady.idle_fraction, "1", "(P - 1) / (M + P - 1)", sizes),
             **{
                 f"peak_kept_{name.replace('-', '_')}": _figure(
-                    Text(f"kept microbatches on stage 0, {name}", f"阶段 0 保留的 microbatch 数，{name}"),
+                    Text(f"kept microbatches on position 0, {name}", f"位置 0 保留的微批次数，{name}"),
                     timelines[name].visits[0].peak_kept,
                     "microbatches",
                     formula,
@@ -70,11 +72,11 @@ def page(*, stages: int, microbatches: int) -> Page:
             },
         },
         steps=tuple(_steps(steady)),
-        tables=(_by_schedule(timelines), *(_by_stage(name, timeline) for name, timeline in timelines.items()), _by_shape()),
+        tables=(_by_schedule(timelines), *(_by_position(name, timeline) for name, timeline in timelines.items()), _by_shape()),
         not_counted=(
-            Text("unequal stages, and time on the wire", "阶段耗时不等，以及通信时间"),
+            Text("positions with unequal work, and time on the wire", "各位置耗时不等，以及通信时间"),
             Text("sizes of tensors, recompute, buffers of sends", "张量大小、重算、发送缓冲"),
-            Text("a tick is an order, not a latency", "tick 表示先后，不是时延"),
+            Text("a tick is an order, not a latency", "拍表示先后，不是时延"),
         ),
         sources=(
             "Huang et al. 2019, GPipe: Efficient Training of Giant Neural Networks using Pipeline Parallelism",
@@ -88,7 +90,7 @@ def _timelines(stages: int, microbatches: int) -> Iterator[tuple[str, Timeline]]
         schedule = SCHEDULES.get(name)
         chunks = _CHUNKS if schedule.USES_CHUNKS else 1
         if not list(schedule.check(stages, microbatches, chunks)):
-            part = 1 if chunks == 1 else 1 / chunks  # a chunk is a share of the stage
+            part = 1 if chunks == 1 else 1 / chunks  # a chunk is a share of the position's work
             yield name, draw(schedule, stages, microbatches, chunks, Prices(forward=part, backward=part))
 
 
@@ -101,7 +103,7 @@ def _figure(label: Text, value: float, unit: str, formula: str, sizes: dict[str,
             unit=unit,
             formula=formula,
             inputs=inputs,
-            source="the schedule, walked on a clock; the formula holds for equal stages",
+            source="the schedule, walked on a clock; the formula holds for positions with equal work",
             not_counted="time on the wire",
         ),
     )
@@ -112,31 +114,36 @@ def _by_schedule(timelines: dict[str, Timeline]) -> Table:
         title=Text("The schedules side by side", "各调度对比"),
         columns=(
             Text("schedule", "调度"),
-            Text("makespan", "完成 tick"),
+            Text("makespan", "完成拍数"),
             Text("idle", "空闲"),
             Text("idle share", "空闲比例"),
             Text("least possible", "下界"),
-            Text("largest peak, in stages", "最大保留（折合阶段）"),
+            Text("largest peak, in whole positions", "最大保留（折合整个位置）"),
         ),
         rows=tuple(
             (
                 _WORDS[name],
-                timeline.makespan,
-                timeline.idle_slots,
+                _plain(timeline.makespan),
+                _plain(timeline.idle_slots),
                 round(timeline.idle_fraction, 4),
-                "" if timeline.lower_bound is None else timeline.lower_bound,
-                max(visits.peak_kept for visits in timeline.visits) * timeline.num_positions / len(timeline.stage_positions),
+                "" if timeline.lower_bound is None else _plain(timeline.lower_bound),
+                _plain(max(visits.peak_kept for visits in timeline.visits) * timeline.num_positions / len(timeline.stage_positions)),
             )
             for name, timeline in timelines.items()
         ),
     )
 
 
-def _by_stage(name: str, timeline: Timeline) -> Table:
+def _plain(value: float) -> float:
+    """A whole number as one: an interleaved schedule counts in halves."""
+    return int(value) if value == int(value) else value
+
+
+def _by_position(name: str, timeline: Timeline) -> Table:
     title = _WORDS[name]
     return Table(
-        title=Text(f"Stages under {title.en}", f"{title.zh} 的各阶段"),
-        columns=(Text("stage", "阶段"), Text("forwards", "前向次数"), Text("backwards", "反向次数"), Text("peak kept", "保留峰值")),
+        title=Text(f"Positions under {title.en}", f"{title.zh} 的各位置"),
+        columns=(Text("position", "位置"), Text("forwards", "前向次数"), Text("backwards", "反向次数"), Text("peak kept", "保留峰值")),
         rows=tuple((visits.position, visits.num_forwards, visits.num_backwards, visits.peak_kept) for visits in timeline.visits),
     )
 
@@ -150,13 +157,13 @@ def _by_shape() -> Table:
         rows.append((stages, microbatches, timeline.makespan, timeline.idle_slots, peaks))
     return Table(
         title=Text("1F1B at other shapes", "其他规模下的 1F1B"),
-        columns=("P", "M", Text("makespan", "完成 tick"), Text("idle", "空闲"), Text("peaks, stage by stage", "各阶段峰值")),
+        columns=("P", "M", Text("makespan", "完成拍数"), Text("idle", "空闲"), Text("peaks, position by position", "各位置峰值")),
         rows=tuple(rows),
     )
 
 
 def _steps(timeline: Timeline) -> Iterator[Step]:
-    """Every slot by its tick, with what its stage keeps once the slot has begun (forward) or ended (backward)."""
+    """Every slot by its tick, with what its position keeps once the slot has begun (forward) or ended (backward)."""
     kept = [0] * timeline.num_positions
     slots = zip(timeline.starts.tolist(), timeline.positions.tolist(), timeline.slots, strict=True)
     for start, position, slot in sorted(slots, key=lambda each: each[:2]):
@@ -166,8 +173,9 @@ def _steps(timeline: Timeline) -> Iterator[Step]:
         yield Step(
             event=Text(
                 f"tick {start}: {letter}{slot.microbatch}, {direction.en} of microbatch {slot.microbatch}",
-                f"tick {start}：{letter}{slot.microbatch}，microbatch {slot.microbatch} 的{direction.zh}",
+                f"第 {start} 拍：{letter}{slot.microbatch}，微批次 {slot.microbatch} 的{direction.zh}",
             ),
             rank=position,
+            place=POSITION,
             buffers={"tick": start, "kept": kept[position]},
         )

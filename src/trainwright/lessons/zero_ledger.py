@@ -195,15 +195,26 @@ def page(*, reshard_after_forward: int, prefetch: int, free_before_reduce: int) 
                 "its momentum, and its own sample. A layer is gathered before it is used, in forward and again in backward; the ranks' "
                 "gradients are summed and each rank keeps its half. The loss is the mean of both ranks' ½‖Y − target‖², so the half is "
                 "in the gradients already.",
-                "两个 rank，两层 2×2 矩阵，中间 tanh，带动量的 SGD。每个 rank 保存每个矩阵的一半、对应动量的一半，以及自己的样本。"
-                "一层在使用前聚齐，前向一次、反向再一次；梯度求和后每个 rank 保留自己的一半。"
-                "损失是两个 rank 的 ½‖Y−target‖² 的平均，因此 1/2 已在梯度里。",
+                "两个进程，两层 2×2 矩阵，中间 tanh，带动量的 SGD。每个进程保存每个矩阵的一半、对应动量的一半，以及自己的样本。"
+                "一层在使用前聚齐，前向一次、反向再一次；梯度求和后每个进程保留自己的一半。"
+                "损失是两个进程的 ½‖Y−target‖² 的平均，因此 1/2 已在梯度里。",
             ),
             Text(
-                "Freed after forward, a layer is gathered twice and the peak comes late, in the last backward. A layer that is kept saves "
-                "a gather, one that is gathered ahead hides it; both cost a matrix more. Weights that go only after the gradient is "
-                "reduced cost two elements more: the reduced piece stands beside them.",
-                "前向后释放：每层聚合两次，峰值出现在最后一次反向。保留省下一次聚合，提前聚合隐藏一次聚合，都多占一个矩阵。"
+                "Freed after forward, a layer is gathered twice. The peak comes late, in backward of layer 1: the 8 elements that always "
+                "stay, whole W1 (4), its gradient (4), and the reduced piece of layer 2's gradient (2): 18. A layer that is kept saves a "
+                "gather, one that is gathered ahead hides it. Under either, W1 is whole already while backward of layer 2 runs, and the "
+                "peak moves there: 8, both matrices (8) and the gradient of layer 2 (4), but no reduced piece yet: 20. It is a matrix "
+                "more and a reduced piece less, so 2 elements, not 4.",
+                "前向后释放：每层聚合两次。峰值出现得晚，在第 1 层反向：始终存在的 8 个元素，完整 W1（4）及其梯度（4），"
+                "再加第 2 层梯度归约后的分片（2），共 18。保留省下一次聚合，提前聚合隐藏一次聚合。"
+                "两者都使第 2 层反向时 W1 已经完整，峰值移到那里：8，加两个矩阵（8）和第 2 层的梯度（4），此时还没有归约后的分片，共 20。"
+                "多一个矩阵、少一个归约分片，所以只多 2 个元素，而不是 4 个。",
+            ),
+            Text(
+                "Both together cost no more than one of them: there are only two layers, and what is kept is whole already, so that "
+                "nothing is left to gather ahead in backward. Weights that go only after the gradient is reduced cost two elements more: "
+                "the reduced piece stands beside them.",
+                "两者同用也不更多：只有两层，保留的层已经完整，反向时没有可以提前聚合的。"
                 "归约之后才释放完整参数则再多两个元素：归约结果与完整参数同时存在。",
             ),
             Text(
@@ -291,7 +302,7 @@ def _figures(ledgers: dict[tuple[str, str], Ledger], chosen: Ledger, difference:
     figures: dict[str, Labelled] = {}
     for name, (words, release, _) in ORDERS.items():
         figures[f"all_gathers_{name}"] = _figure(
-            Text(f"all-gathers in a step, {words.en}", f"每步 all-gather 次数，{words.zh}"),
+            Text(f"all-gathers in a step, {words.en}", f"每步聚合次数，{words.zh}"),
             ledgers[name, FREES[0]].counts["all_gather"],
             "all-gathers",
             _GATHERS[release],
@@ -336,6 +347,7 @@ def _figure(label: Text, value: int, unit: str, formula: str) -> Labelled:
     names = formula.replace("(", " ").replace(")", " ").split()
     return Labelled(
         label=label,
+        tabled=True,
         figure=Figure(
             value=value,
             unit=unit,
@@ -352,8 +364,8 @@ def _by_order(ledgers: dict[tuple[str, str], Ledger]) -> Table:
         title=Text("The four orders", "四种次序"),
         columns=(
             Text("order", "次序"),
-            Text("all-gathers", "all-gather"),
-            Text("reduce-scatters", "reduce-scatter"),
+            Text("all-gathers", "聚合"),
+            Text("reduce-scatters", "归约散播"),
             Text("peak, weights freed before reducing", "峰值（归约前释放）"),
             Text("peak, after", "峰值（归约后释放）"),
         ),
@@ -371,7 +383,7 @@ def _by_order(ledgers: dict[tuple[str, str], Ledger]) -> Table:
 def _by_part(ledger: Ledger) -> Table:
     rows: list[tuple[Cell, ...]] = [(entry.event, *(entry.elements[part] for part in PARTS), entry.live) for entry in ledger.entries[0]]
     return Table(
-        title=Text("Live elements of a rank after each event", "每个事件之后一个 rank 的存活元素数"),
+        title=Text("Live elements of a rank after each event", "每个事件之后一个进程的存活元素数"),
         columns=(
             Text("event", "事件"),
             Text("pieces of W", "W 分片"),

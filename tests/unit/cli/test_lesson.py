@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 
 import pytest
 
@@ -68,3 +69,36 @@ def test_bad_input_is_answered_with_what_to_try(arguments, message):
         run(*arguments)
 
     assert message in str(caught.value)
+
+
+def test_a_chinese_page_has_chinese_units_and_names(capsys):
+    """A document keeps the English ones: they are keys."""
+    run("pipeline", "--language", "zh")
+    out = capsys.readouterr().out
+
+    assert "22 拍" in out
+    assert "位置 0  拍 0, 保留 1" in out
+    assert not {"ticks", "slots", "microbatches", "rank", "kept"} & set(out.partition("数值")[2].split())
+
+
+@pytest.mark.parametrize("name", ["activations", "collectives", "pipeline", "zero-ledger"])
+def test_chinese_text_is_broken_by_its_width(name, capsys):
+    """A line of the text is at most 100 wide, breaks within no word, and begins with no closing mark."""
+    run(name, "--language", "zh")
+    lines = capsys.readouterr().out.partition("输入")[0].splitlines()
+
+    assert 100 >= max(map(lesson._width, lines))
+    assert all(line[:1] not in {"，", "。", "；", "：", "、", "）"} for line in lines)
+    words = " ".join(paragraph.zh for paragraph in lesson.LESSONS.get(name).page(**lesson._inputs(lesson.LESSONS.get(name), ())).text)
+    assert {piece for line in lines[2:] for piece in re.findall(r"[A-Za-z]{2,}", line)} <= set(re.findall(r"[A-Za-z]{2,}", words))
+
+
+def test_bytes_of_a_table_are_grouped_and_whole_numbers_are_whole(capsys):
+    """As in the figures."""
+    run("activations")
+    assert "67,108,864  64.00 MiB" in capsys.readouterr().out
+    run("pipeline", "--json")
+    rows = json.loads(capsys.readouterr().out)["tables"][0]["rows"]
+
+    assert "19" == json.dumps(rows[2][1])
+    assert "12" == json.dumps(rows[2][2])

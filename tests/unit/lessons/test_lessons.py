@@ -106,3 +106,37 @@ def test_the_steps_of_a_collective_end_with_the_right_numbers():
     ends = [step.buffers for step in page.steps if step.event.en.startswith("ring all_reduce, round 6")]
 
     assert [{f"c{chunk}": 100.0 + 4 * chunk for chunk in range(4)}] * 4 == ends
+
+
+@pytest.mark.parametrize("ranks", [3, 4, 7])
+def test_bytes_are_whole(ranks):
+    """Also where the ranks do not divide the tensor; the formula gives them."""
+    page = default_page(LESSONS.get("collectives"), ranks=ranks)
+    sent = {name: shown.figure for name, shown in page.figures.items() if name.endswith("_bytes")}
+
+    assert {int} == {type(figure.value) for figure in sent.values()}
+    assert [figure.value for figure in sent.values()] == [evaluate(figure.formula, figure.inputs) for figure in sent.values()]
+
+
+def test_figures_that_a_table_shows_are_in_the_document():
+    """The text prints them once, in the table."""
+    page = default_page(LESSONS.get("zero-ledger"))
+
+    assert {"peak_keep_before_reduce", "all_gathers_release"} <= page.to_json("en")["figures"].keys()
+    assert {"peak_bytes", "largest_difference"} == {name for name, shown in page.figures.items() if not shown.tabled}
+
+
+def test_the_peak_of_the_ledger_is_where_the_text_says():
+    """Freed after forward: backward of layer 1, with a reduced piece. Kept or gathered ahead: backward of layer 2, with both matrices."""
+    ledger = LESSONS.get("zero-ledger").ledger_of
+    found = {}
+    for release, prefetch in ((True, 0), (True, 1), (False, 0), (False, 1)):
+        entries = ledger(reshard_after_forward=release, prefetch=prefetch, free="before-reduce").entries[0]
+        found[release, prefetch] = [
+            (one.event.en, one.elements["gathered"], one.elements["gradients"])
+            for one in entries
+            if one.live == max(e.live for e in entries)
+        ]
+
+    late = [("backward of layer 2", 8, 4)]
+    assert {(True, 0): [("backward of layer 1", 4, 6)], (True, 1): late, (False, 0): late, (False, 1): late} == found
