@@ -134,6 +134,11 @@ def load(world: World, folder: Path, step: int | None = None) -> Loaded:
     return Loaded(step=manifest["step"], tensors=tensors, meta=manifest["meta"], folder=place)
 
 
+def facts(folder: Path, step: int) -> dict[str, Json]:
+    """The caller's own facts that were saved with the checkpoint of a step. PlanError if it is damaged."""
+    return dict(_read_manifest(folder / _name(step) / "manifest.json")["meta"])
+
+
 def _name(step: int) -> str:
     return f"step-{step:09d}"
 

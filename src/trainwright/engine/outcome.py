@@ -29,7 +29,7 @@ class Traffic:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """What one rank measured, per step, over the steps that were recorded.
+    """What one rank measured: means over the steps that were recorded. The four parts add up to step_s.
 
     compute_s        forward and backward, the reading of the batch included
     exposed_wire_s   waiting for an exchange, or for a rank that is behind
@@ -47,6 +47,7 @@ class Measured:
     other_s: Seconds
     peak_bytes: Bytes
     wire: tuple[Traffic, ...]
+    num_recorded: int = 1
 
     @classmethod
     def of(cls, rank: int, position: int, steps: Sequence[tuple[Seconds, Sequence[Event]]], peak_bytes: Bytes) -> Measured:
@@ -65,6 +66,7 @@ class Measured:
             other_s=max(0.0, step_s - sum(shares.values())),
             peak_bytes=peak_bytes,
             wire=traffic(steps[0][1]) if steps else (),
+            num_recorded=len(steps),
         )
 
     @classmethod
@@ -85,7 +87,7 @@ class Look:
 class Outcome:
     """A run, or the part of it that this call did: steps `first_step` + 1 to `first_step` + len(losses), counted from 1.
 
-    losses are in nat per token. `finished` is False where the run was told to stop before its last step.
+    losses are in nat per token. `planned_before` is the number of steps that the resumed run was to have, as its checkpoint says.
     """
 
     first_step: int
@@ -100,26 +102,25 @@ class Outcome:
     folder: str
     checkpoint: str | None = None
     trace: str | None = None
+    planned_before: int | None = None
 
     @property
-    def typical_step_s(self) -> Seconds:
-        """The median step, warm-up left out."""
+    def median_step_s(self) -> Seconds:
+        """The median of all steps, warm-up left out."""
         return median(self.step_s[NUM_WARM_UP:] or self.step_s)
-
-    @property
-    def tokens_per_s(self) -> Seconds:
-        """Tokens of all ranks in a second of the median step."""
-        return self.tokens_per_step / self.typical_step_s
 
     def measured(self, position: int = 0) -> dict[str, Any]:
         """What was measured, as the JSON document holds it.
 
-        Time is that of the first rank of a pipeline position, wire the mean of the position's ranks, memory that of the fullest rank.
+        Time is that of the first rank of a pipeline position: means over its recorded steps, so that the parts add up to the step; the
+        median of all steps stands beside. Wire is the mean of the position's ranks, memory that of the fullest rank.
         """
         speaker = next(one for one in self.ranks if one.position == position)
         return {
-            "step_s": self.typical_step_s,
-            "tokens_per_s": self.tokens_per_s,
+            "step_s": speaker.step_s,
+            "median_step_s": self.median_step_s,
+            "num_recorded_steps": speaker.num_recorded,
+            "tokens_per_s": self.tokens_per_step / speaker.step_s,
             "memory": {"peak_bytes": max(one.peak_bytes for one in self.ranks)},
             "wire": self.wire(position),
             "sent_bytes_per_step": sum(one.sent_bytes for rank in self.ranks for one in rank.wire),
@@ -129,7 +130,6 @@ class Outcome:
                 "update_s": speaker.update_s,
                 "other_s": speaker.other_s,
             },
-            "recorded_step_s": speaker.step_s,
             "rank": speaker.rank,
             "peak_bytes_by_rank": [one.peak_bytes for one in self.ranks],
         }

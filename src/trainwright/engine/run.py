@@ -27,6 +27,13 @@ class Run:
     outcome: Outcome
     prediction: Mapping[str, Any]
 
+    def __repr__(self) -> str:
+        """One line: model, mesh, steps, loss, step time."""
+        out = self.outcome
+        step_s = show_seconds(out.measured(self.critical_position)["step_s"])
+        loss = f"loss {out.losses[0]:.3f} to {out.losses[-1]:.3f}"
+        return f"Run({self.plan.model.name} on {mesh(self.plan)}: {len(out.losses)} of {out.num_steps} steps, {loss}, {step_s} a step)"
+
     @property
     def critical_position(self) -> int:
         """The pipeline position whose rank the prediction speaks of."""
@@ -55,12 +62,14 @@ class Run:
         """The document of schema trainwright/run/1."""
         out = self.outcome
         final = out.looks[-1].loss if out.looks else None
+        measured = out.measured(self.critical_position)
         return {
             "schema": SCHEMA,
             "plan": dict(self.prediction["plan"]),
             "num_steps": len(out.losses),
             "first_step": out.first_step,
             "planned_steps": out.num_steps,
+            "planned_steps_before": out.planned_before,
             "losses": list(out.losses),
             "bytes_per_token": out.bytes_per_token,
             "validation": {
@@ -70,9 +79,9 @@ class Run:
                 "unigram_entropy": out.unigram_entropy,
                 "below_unigram": None if final is None else out.unigram_entropy - final,
             },
-            "tokens_per_s": out.tokens_per_s,
+            "tokens_per_s": measured["tokens_per_s"],
             "predicted": self.predicted(),
-            "measured": out.measured(self.critical_position),
+            "measured": measured,
             "checkpoint": out.checkpoint,
             "folder": out.folder,
             "trace": out.trace,
@@ -82,9 +91,10 @@ class Run:
     def lines(self) -> Iterator[str]:
         """The page for a terminal."""
         out = self.outcome
-        sizes = " x ".join(f"{axis} {size}" for axis, size in self.plan.parallel.sizes.items() if size > 1) or "one process"
         first = f"steps {out.first_step + 1} to {out.first_step + len(out.losses)} of {out.num_steps}"
-        yield f"{self.plan.model.name} on {sizes}: {first}, {out.tokens_per_step:,} tokens each"
+        yield f"{self.plan.model.name} on {mesh(self.plan)}: {first}, {out.tokens_per_step:,} tokens each"
+        if out.planned_before not in (None, out.num_steps):
+            yield f"  resumed     planned {out.planned_before} steps before: the learning-rate schedule now ends at {out.num_steps}"
         yield f"  loss        {out.losses[0]:.3f} to {out.losses[-1]:.3f} nat/token in training"
         if out.looks:
             final = out.looks[-1].loss
@@ -94,19 +104,33 @@ class Run:
             )
             yield f"  validation  {looks} nat/byte: {below.lstrip('+')} the {out.unigram_entropy:.3f} of letter frequencies alone"
         yield ""
-        yield from _table(self.predicted(), out.measured(self.critical_position))
+        found = out.measured(self.critical_position)
+        yield from _table(self.predicted(), found)
         yield ""
+        number = found["num_recorded_steps"]
+        steps = "the recorded step" if number == 1 else f"means over the {number} recorded steps"
+        yield f"  measured    {steps} of rank {found['rank']}; the median of all steps is {show_seconds(found['median_step_s'])}"
         if out.checkpoint:
-            yield f"  checkpoint  {out.checkpoint}"
+            yield f"  checkpoint  {out.checkpoint}{self._kept()}"
         yield f"  folder      {out.folder}" + (f", trace for ui.perfetto.dev: {out.trace}" if out.trace else "")
         yield "Not counted: " + "; ".join(NOT_COUNTED) + "."
+
+    def _kept(self) -> str:
+        """What became of older checkpoints."""
+        settings = self.plan.run.checkpoint
+        return f" (the newest {settings.keep} are kept, older ones removed: run.checkpoint.keep)" if settings is not None else ""
+
+
+def mesh(plan: Plan) -> str:
+    """The axes in use: `pipeline 2 x zero 4`."""
+    return " x ".join(f"{axis} {size}" for axis, size in plan.parallel.sizes.items() if size > 1) or "one process"
 
 
 _FIGURES = ("memory_bytes_per_s", "scale_up_bytes_per_s", "launch_s", "gemm_efficiency", "memory_efficiency", "host_fixed_s")
 
 
 def _table(predicted: Mapping[str, Any], measured: Mapping[str, Any]) -> Iterator[str]:
-    """Predicted beside measured, with the difference in per cent of the measured."""
+    """Predicted beside measured, with the difference in per cent of the measured. The measured parts add up to the measured step."""
     yield f"  {'':<24}{'predicted':>14}{'measured':>14}{'':>9}"
     yield _row("tokens/s", predicted["tokens_per_s"], measured["tokens_per_s"], show_count)
     yield _row("step", predicted["step_s"], measured["step_s"], show_seconds)

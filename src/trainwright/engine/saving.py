@@ -21,6 +21,9 @@ from trainwright.ir.program import Program
 from trainwright.plan.plan import Plan
 from trainwright.problems import PlanError, Problem
 
+KEPT = 3
+"""Checkpoints that stay where the plan does not say."""
+
 
 def persistent(program: Program, store: Store, position: int) -> dict[str, Tensor]:
     """The buffers of a rank that live across steps, by name: weights, master copy, optimizer state."""
@@ -28,9 +31,16 @@ def persistent(program: Program, store: Store, position: int) -> dict[str, Tenso
 
 
 def save(world: World, folder: Path, cursor: Cursor, tensors: dict[str, Tensor], plan: Plan) -> Path:
-    """Save all ranks' state before step `cursor.step`; every rank calls it."""
-    meta: dict[str, Any] = {"num_sequences": cursor.num_sequences, "settings": shared_settings(plan)}
-    return checkpoint.save(world, folder, cursor.step, tensors, meta)
+    """Save all ranks' state before step `cursor.step`, and keep as many older ones as the plan says; every rank calls it."""
+    meta: dict[str, Any] = {"num_sequences": cursor.num_sequences, "num_steps": plan.num_steps, "settings": shared_settings(plan)}
+    keep = KEPT if plan.run.checkpoint is None else plan.run.checkpoint.keep
+    return checkpoint.save(world, folder, cursor.step, tensors, meta, keep=keep)
+
+
+def planned_steps(folder: Path, step: int) -> int | None:
+    """How many steps the run was to have that saved the checkpoint of `step`; None where it did not say."""
+    found = checkpoint.facts(folder, step).get("num_steps")
+    return found if isinstance(found, int) else None
 
 
 def restore(world: World, folder: Path, tensors: dict[str, Tensor], plan: Plan, step: int | None = None) -> Cursor:

@@ -20,7 +20,7 @@ from trainwright.engine.evaluate import Evaluation
 from trainwright.engine.execute import Executor, StepResult
 from trainwright.engine.gathering import told_by_all
 from trainwright.engine.metrics import Metrics
-from trainwright.engine.outcome import Look, Measured, Outcome
+from trainwright.engine.outcome import NUM_WARM_UP, Look, Measured, Outcome
 from trainwright.engine.place import Place
 from trainwright.engine.progress import Progress
 from trainwright.engine.record import Recorder
@@ -36,9 +36,9 @@ from trainwright.plan.plan import Plan
 from trainwright.problems import PlanError, Problem
 from trainwright.units import Bytes, Seconds
 
-FIRST_RECORDED = (1, 2, 3)
+FIRST_RECORDED = (2, 3, 4)
 RECORDED_EVERY = 50
-"""Which steps are recorded: the first after the very first one, then one in so many."""
+"""Which steps are recorded: the first after warm-up, then one in so many."""
 
 MOST_TRACED = 8
 """Recorded steps that go into a trace."""
@@ -59,11 +59,6 @@ class Options:
     stop_after: int | None = None
     profile: bool = False
     progress: bool = True
-
-
-def num_steps_of(plan: Plan) -> int:
-    """Steps of the whole run."""
-    return plan.run.num_steps(plan.batch.global_sequences * plan.batch.sequence_tokens)
 
 
 def corpus_of(plan: Plan) -> Corpus:
@@ -108,8 +103,8 @@ def prepare_checkpoints(plan: Plan, *, resume: bool) -> None:
     if newest is None and resume:
         message = "there is no checkpoint to resume from"
         raise PlanError(Problem(message, path=path, given=str(folder), attempt="run without --resume").at(*plan.source.place(path)))
-    if newest is not None and newest >= num_steps_of(plan):
-        message = f"the checkpoint is of step {newest}, and the run has {num_steps_of(plan)} steps: nothing is left to do"
+    if newest is not None and newest >= plan.num_steps:
+        message = f"the checkpoint is of step {newest}, and the run has {plan.num_steps} steps: nothing is left to do"
         raise PlanError(Problem(message, path="run.steps", given=plan.run.steps, attempt=f"--run.steps {2 * newest}"))
     checkpoint.prepare(folder)
 
@@ -191,13 +186,15 @@ def train(world: World, plan: Plan, corpus: Corpus, options: Options) -> Outcome
     rank = Rank.of(plan, world, feed)
     cursor = Cursor()
     folder = None if plan.run.checkpoint is None else plan.path(plan.run.checkpoint.folder)
+    planned: int | None = None
     if options.resume:
         assert folder is not None, "prepare_checkpoints has looked"
         cursor = saving.restore(world, folder, rank.state, plan)
+        planned = saving.planned_steps(folder, cursor.step)
         feed = feed_of(plan, corpus, cursor)
         rank.executor.batches = feed
     evaluation = Evaluation.of(plan, world, corpus, rank.executor.store)
-    return _Training(plan, world, corpus, options, rank, feed, evaluation, folder).run(cursor.step)
+    return _Training(plan, world, corpus, options, rank, feed, evaluation, folder, planned).run(cursor.step)
 
 
 def feed_of(plan: Plan, corpus: Corpus, start: Cursor | None = None) -> Feed:
@@ -225,6 +222,7 @@ class _Training:
     feed: Feed
     evaluation: Evaluation | None
     saved_to: Path | None
+    planned_before: int | None = None
     losses: list[float] = field(default_factory=list)
     step_s: list[Seconds] = field(default_factory=list)
     looks: list[Look] = field(default_factory=list)
@@ -237,7 +235,7 @@ class _Training:
 
     def run(self, first_step: int) -> Outcome:
         """All steps from `first_step` (0-based) on."""
-        num_steps = num_steps_of(self.plan)
+        num_steps = self.plan.num_steps
         end = num_steps if self.options.stop_after is None else min(num_steps, self.options.stop_after)
         metrics_file = self.options.folder / "metrics.jsonl" if self.is_first else None
         shown = self.is_first and self.options.progress
@@ -304,7 +302,8 @@ class _Training:
         said = told_by_all(self.world, asdict(self.rank.measured()))
         return Outcome(
             first_step=first_step,
-            num_steps=num_steps_of(self.plan),
+            num_steps=self.plan.num_steps,
+            planned_before=self.planned_before,
             losses=tuple(self.losses),
             step_s=tuple(self.step_s),
             tokens_per_step=self.tokens_per_step,
@@ -328,5 +327,7 @@ class _Training:
 
 
 def is_recorded(number: int, num_steps: int) -> bool:
-    """Whether the step of that number (from 0) is recorded; of a single step, that one."""
-    return number in FIRST_RECORDED or num_steps == 1 or (number > 0 and number % RECORDED_EVERY == 0)
+    """Whether the step of that number (from 0) is recorded; where all steps are warm-up, the last of them."""
+    if num_steps <= NUM_WARM_UP:
+        return number == num_steps - 1
+    return number in FIRST_RECORDED or (number > 0 and number % RECORDED_EVERY == 0)

@@ -127,6 +127,11 @@ class Plan:
         return self.size("data") * self.size("zero")
 
     @property
+    def num_steps(self) -> int:
+        """Steps of the whole run."""
+        return self.run.num_steps(self.batch.global_sequences * self.batch.sequence_tokens)
+
+    @property
     def num_microbatches(self) -> int:
         """Microbatches that one replica sees in a step (M)."""
         return self.batch.global_sequences // (self.num_replicas * self.batch.microbatch_sequences)

@@ -12,12 +12,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
-    """Saved every so many steps, into a folder; a relative folder is relative to the plan file."""
+    """Saved every so many steps, into a folder; a relative folder is relative to the plan file. Only the newest `keep` stay."""
 
     every: int
     folder: str = "checkpoints"
+    keep: int = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +53,7 @@ class RunSettings:
             yield from count_problems("run.tokens", self.tokens, most=10**18)
         if self.checkpoint is not None:
             yield from count_problems("run.checkpoint.every", self.checkpoint.every)
+            yield from count_problems("run.checkpoint.keep", self.checkpoint.keep)
         if not 0.0 <= self.validation_fraction < 1.0:
             yield Problem(
                 "the validation fraction must leave text to train on",

@@ -23,9 +23,10 @@ UNKNOWN_INTERVAL: Final = 0.20
 class Stack:
     """Constants of a software stack on one device.
 
-    Where a stack's file names no value, the default below holds. The defaults were fitted once, to all published steps together (Narayanan et
-    al. 2021, Korthikanti et al. 2022, the vTrain and BLOOM measurements, Mosaic llm-foundry, NVIDIA's DGX Cloud recipes): no single study
-    confirms one of them. Attention: FlashAttention-2 on H100, from IBM's fms-fsdp tables. Score traffic: unfused Megatron attention, 2021.
+    Where a stack's file names no value, the default below holds. The defaults were fitted once, to all published steps together
+    (Narayanan et al. 2021, Korthikanti et al. 2022, the vTrain and BLOOM measurements, Mosaic llm-foundry, NVIDIA's DGX Cloud recipes): no
+    single study confirms one of them. Attention: FlashAttention-2 on H100, from IBM's fms-fsdp tables. Score traffic: unfused Megatron
+    attention, 2021.
 
     gemm_efficiency                  e: fraction of peak that a deep matrix product sustains.
     gemm_ramp_depth                  k0: a product of inner size k takes the time of k + k0: the pipes fill and drain.

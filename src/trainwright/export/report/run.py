@@ -65,12 +65,13 @@ def _heads(run: Document) -> str:
             show_count(measured["tokens_per_s"]),
             basis=MEASURED,
             note=f"{show_count(predicted['tokens_per_s'])} predicted",
-            source="median step, warm-up left out",
+            source="mean of the recorded steps",
         ),
         card(
             "Step time",
             show_seconds(measured["step_s"]),
             basis=MEASURED,
+            source=f"mean of the recorded steps; the median of all is {show_seconds(measured['median_step_s'])}",
             note=f"{show_seconds(predicted['step_s'])} predicted ({apart:+.0%}); {'inside' if inside else 'outside'} the interval "
             f"{show_seconds(predicted['interval_s']['p10'])} to {show_seconds(predicted['interval_s']['p90'])}",
             tone="" if inside else "warn",
@@ -164,8 +165,8 @@ def _table(run: Document) -> str:
 
 def _rows(run: Document) -> Iterator[tuple[str, ...]]:
     predicted, measured = run["predicted"], run["measured"]
-    yield _row("step", predicted["step_s"], measured["step_s"], show_seconds, "simulated, median of steps")
-    yield _row("tokens per second", predicted["tokens_per_s"], measured["tokens_per_s"], show_count, "simulated, median of steps")
+    yield _row("step", predicted["step_s"], measured["step_s"], show_seconds, "simulated, mean of recorded steps")
+    yield _row("tokens per second", predicted["tokens_per_s"], measured["tokens_per_s"], show_count, "simulated, mean of recorded steps")
     yield _row(
         "peak memory of a rank",
         predicted["memory"]["peak_bytes"],
