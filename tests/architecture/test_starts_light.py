@@ -39,7 +39,10 @@ def test_no_torch_at_import(module):
     assert "torch" not in loaded_by(f"import {module}")
 
 
-@pytest.mark.parametrize("arguments", [("--help",), ("predict", "--help"), ("predict", "gpt2", "--json"), ("schedule", "1f1b", "--json")])
+@pytest.mark.parametrize(
+    "arguments",
+    [("--help",), ("predict", "--help"), ("predict", "gpt2", "--json"), ("schedule", "1f1b", "--json"), ("run", "gpt2", "--print-launch")],
+)
 def test_no_torch_when_run(arguments):
     """Neither do these commands while they run; what they print for a program needs no rich either."""
     loaded = loaded_by(running(*arguments))

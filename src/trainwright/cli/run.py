@@ -143,7 +143,7 @@ def check_lines(verdicts: Sequence[Verdict], *, passed: bool) -> list[str]:
 
 def print_launch(plan: Plan, args: argparse.Namespace) -> int:
     """The torchrun commands for the plan's cluster."""
-    from trainwright.engine.launch import launch_commands
+    from trainwright.engine.torchrun import launch_commands
 
     commands = launch_commands(plan, arguments(args))
     if args.json:

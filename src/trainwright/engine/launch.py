@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import atexit
 import os
-import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cache
 from typing import TypeVar
 
@@ -14,9 +13,6 @@ from trainwright.plan.plan import Plan
 from trainwright.problems import PlanError, Problem
 
 Result = TypeVar("Result")
-
-PORT = 29500
-"""The port of torchrun's own examples."""
 
 
 def demand_ranks(plan: Plan) -> None:
@@ -34,11 +30,12 @@ def demand_ranks(plan: Plan) -> None:
                 )
             )
     elif not plan.cluster.is_local:
+        nodes = plan.cluster.num_nodes
         raise PlanError(
             Problem(
                 f"the plan needs {plan.num_devices} processes on {plan.cluster.device.name}, and this is 1, not started by torchrun",
                 path="cluster",
-                given=f"{plan.cluster.num_nodes} nodes of {plan.cluster.devices_per_node} {plan.cluster.device.name}",
+                given=f"{nodes} node{'' if nodes == 1 else 's'} of {plan.cluster.devices_per_node} {plan.cluster.device.name}",
                 allowed=f"{plan.num_devices} processes started by torchrun, or a plan for the cluster local",
                 attempt="trainwright run PLAN --print-launch, or --cluster.name local with sizes that this machine can hold",
             ).at(*plan.source.place("cluster"))
@@ -61,15 +58,3 @@ def _joined() -> World:
 def speaks() -> bool:
     """Whether this process tells the user: it started the ranks itself, or is the first of them."""
     return not is_launched() or os.environ["RANK"] == "0"
-
-
-def launch_commands(plan: Plan, arguments: Sequence[str]) -> list[str]:
-    """The command of each node, to be run with `trainwright` installed; `arguments` are those of `trainwright run`."""
-    nodes, each = plan.cluster.num_nodes, plan.cluster.devices_per_node
-    tail = f"-m trainwright run {shlex.join(arguments)}"
-    if nodes == 1:
-        return [f"torchrun --standalone --nproc-per-node {each} {tail}"]
-    return [
-        f'torchrun --nnodes {nodes} --node-rank {node} --nproc-per-node {each} --master-addr "$MASTER_ADDR" --master-port {PORT} {tail}'
-        for node in range(nodes)
-    ]

@@ -17,6 +17,7 @@ Document: TypeAlias = Mapping[str, Any]
 BAR: Final = 44
 MOST_ROLES: Final = 16
 LEFT: Final = 11
+DAY_S: Final = 86400.0
 
 PARTS: Final = {
     "weights": ("W", "blue"),
@@ -34,7 +35,7 @@ TIMES: Final = {
     "compute_s": ("compute", "█", "green"),
     "exposed_wire_s": ("exposed wire", "▓", "yellow"),
     "bubble_s": ("bubble", "░", "red"),
-    "update_s": ("optimizer", "▒", "cyan"),
+    "update_s": ("update", "▒", "cyan"),
     "offload_s": ("offload", "▒", "magenta"),
 }
 
@@ -95,7 +96,7 @@ def _time(document: Document) -> Iterator[Line]:
     yield _row(
         "step",
         (show_seconds(step_s), "bold"),
-        (f"   80 % interval {show_seconds(interval['p10'])} to {show_seconds(interval['p90'])}", ""),
+        (f"   80% interval {show_seconds(interval['p10'])} to {show_seconds(interval['p90'])}", ""),
     )
     rate, each = show_count(document["tokens_per_s"]), show_count(document["tokens_per_s_per_device"])
     yield _row("tokens/s", (rate, "bold"), (f"   {each} a device", ""))
@@ -107,7 +108,7 @@ def _time(document: Document) -> Iterator[Line]:
         (f", of {show_flops_per_s(document['peak_flops_per_s_per_device'])}", ""),
     )
     cost = document["cost"]
-    whole = f"{cost['days']:.1f} days, " if cost["days"] is not None else ""
+    whole = f"{_days(cost['days'])}, " if cost["days"] is not None else ""
     money = f", {show_usd(cost['usd'])}" if cost["usd"] is not None else ""
     energy = f", {show_count(cost['kwh'])} kWh" if cost["kwh"] is not None and cost["covers"] == "run" else ""
     if cost["covers"] == "run" or money:
@@ -117,6 +118,11 @@ def _time(document: Document) -> Iterator[Line]:
         seconds = document["time"][key]
         if seconds:
             yield _row("", (f"{mark} ", style), (f"{name:<13}{seconds / step_s:>6.1%}  {show_seconds(seconds):>9}", ""))
+
+
+def _days(days: float) -> str:
+    """The length of a run: days, or what a person would say below one."""
+    return f"{days:.1f} days" if days >= 1 else show_seconds(days * DAY_S)
 
 
 def _time_bar(document: Document) -> Iterator[Piece]:

@@ -12,8 +12,9 @@ import time
 import pytest
 
 import trainwright
+from trainwright import api
 from trainwright.cli.main import main
-from trainwright.engine.launch import launch_commands
+from trainwright.engine.torchrun import launch_commands
 from trainwright.plan.load import load
 
 PLAN = """\
@@ -87,6 +88,23 @@ def test_saved_and_resumed_from_the_command_line(plan_file, capsys):
     assert whole["losses"] == first["losses"] + second["losses"]
     assert (3, 5) == (second["first_step"], second["planned_steps"])
     assert second["checkpoint"].endswith("step-000000005")
+
+
+def test_a_run_says_what_it_keeps_and_what_a_resumed_one_changes(plan_file, capsys):
+    """How many checkpoints stay, and where the learning rate's schedule ends now; measured parts add up to the measured step."""
+    saving = ["--run.checkpoint.every", "1", "--run.checkpoint.folder", "saved", "--run.checkpoint.keep", "2"]
+    assert main(["run", str(plan_file), *saving, "--stop-after", "3"]) == 0
+    assert "the newest 2 are kept" in capsys.readouterr().out
+    assert ["step-000000002", "step-000000003"] == sorted(path.name for path in (plan_file.parent / "saved").iterdir())
+
+    done = api.run(
+        load(plan_file, {**dict(zip([word[2:] for word in saving[::2]], saving[1::2], strict=True)), "run.steps": 7}), resume=True
+    )
+    text, measured = "\n".join(done.lines()), done.to_json()["measured"]
+    assert "planned 5 steps before: the learning-rate schedule now ends at 7" in text
+    assert measured["step_s"] == pytest.approx(sum(measured["time"].values()))
+    assert repr(done).startswith("Run(tiny-gpt on zero 2: ")
+    assert len(repr(done).splitlines()[0]) == len(repr(done)) < 140
 
 
 def test_a_check_gives_a_verdict_an_item(plan_file, capsys):
