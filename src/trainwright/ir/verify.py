@@ -212,17 +212,30 @@ _Key = tuple[int | None, int | None]
 _Outcome = tuple[tuple[_Frozen, ...], list[str]]
 
 
+class _Cache:
+    """Templates walked before, by the states they were entered in. Equal states are one object: looking one up compares nothing."""
+
+    def __init__(self) -> None:
+        self.outcomes: dict[tuple[str, tuple[int, ...]], _Outcome] = {}
+        self.known: dict[_Frozen, _Frozen] = {}
+        self.nothing = self.one(_Frozen())
+
+    def one(self, state: _Frozen) -> _Frozen:
+        """The one object that stands for this state."""
+        return self.known.setdefault(state, state)
+
+
 class _RoleCheck:
     """Buffers of one role, through all its runs. State is kept by (stage, microbatch), in the templates' relative names."""
 
-    def __init__(self, program: Program, role: Role, cache: dict[tuple[str, tuple[_Frozen, ...]], _Outcome]) -> None:
+    def __init__(self, program: Program, role: Role, cache: _Cache) -> None:
         self.program, self.role, self.cache = program, role, cache
-        self.states: dict[_Key, _Frozen] = defaultdict(_Frozen)
+        self.states: dict[_Key, _Frozen] = defaultdict(lambda: cache.nothing)
         owned: dict[_Key, Live] = defaultdict(dict)
         for (stage, ref), layout in role.persistent.items():
             owned[stage, None][ref] = layout
         for key, live in owned.items():
-            self.states[key] = _Frozen(frozenset(live.items()))
+            self.states[key] = cache.one(_Frozen(frozenset(live.items())))
         self.start = dict(self.states)
 
     def problems(self) -> Iterator[str]:
@@ -251,13 +264,13 @@ class _RoleCheck:
 
     def walked(self, template: str, entered: tuple[_Frozen, ...]) -> _Outcome:
         """The states after a template, and its faults; walked once for each state it is entered in."""
-        key = (template, entered)
-        if key not in self.cache:
+        key = (template, tuple(map(id, entered)))
+        if key not in self.cache.outcomes:
             walk = _Walk(_State.union(entered), self.program.owes)
             for action in self.program.templates[template]:
                 walk.step(action)
-            self.cache[key] = (walk.state.parted(entered), walk.faults)
-        return self.cache[key]
+            self.cache.outcomes[key] = (tuple(map(self.cache.one, walk.state.parted(entered))), walk.faults)
+        return self.cache.outcomes[key]
 
 
 @dataclass(frozen=True, slots=True)
@@ -404,7 +417,7 @@ class _Rendezvous:
 
 def faults(program: Program) -> Iterator[str]:
     """Every fault of a Program, in words."""
-    cache: dict[tuple[str, tuple[_Frozen, ...]], _Outcome] = {}
+    cache = _Cache()
     for role in program.roles:
         yield from dict.fromkeys(_RoleCheck(program, role, cache).problems())
     if "pipeline" not in program.owes:

@@ -186,10 +186,15 @@ class Lowering:
         layers = self.plan.stage_layers
         return [sum(layers[:stage]) for stage in range(len(layers))]
 
+    @cached_property
+    def shapes(self) -> tuple[StageShape, ...]:
+        """The shape of every virtual stage."""
+        layers = self.plan.stage_layers
+        return tuple(StageShape(stage == 0, count, stage == len(layers) - 1) for stage, count in enumerate(layers))
+
     def shape(self, stage: int) -> StageShape:
         """The shape of a virtual stage."""
-        layers = self.plan.stage_layers
-        return StageShape(stage == 0, layers[stage], stage == len(layers) - 1)
+        return self.shapes[stage]
 
     def units(self, shape: StageShape) -> Iterator[tuple[str, int | None]]:
         """The units that a stage holds: name, and block (relative) for those of blocks. A tied embedding stands at both ends."""
