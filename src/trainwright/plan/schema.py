@@ -16,6 +16,7 @@ from typing import Annotated, Any, Final, TypeAlias
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, create_model
 from pydantic.fields import FieldInfo
 
+from trainwright.plan.published import published
 from trainwright.spec.batch import Batch
 from trainwright.spec.bounds import MAX_COUNT
 from trainwright.spec.model import Model
@@ -83,20 +84,17 @@ class ModelTable(Table):
 
 
 class ClusterTable(Table):
-    """The cluster: a catalog name, a cluster file, or a device with nodes and devices_per_node.
-
-    Beside a name or a file, the other keys replace its values.
-    """
+    """The cluster: a catalog name, a cluster file, or a device with its counts; beside a name or a file, other keys replace its values."""
 
     name: str | None = Field(None, description="name in the catalog; with device, a label", examples=["h100-64"])
     file: str | None = Field(None, description="path of a cluster file, relative to the plan file")
     device: DeviceEntry = Field(None, description="name of a device in the catalog, or a table that describes one")
-    nodes: int | None = Field(None, ge=1, le=MAX_SIZE)
-    devices_per_node: int | None = Field(None, ge=1, le=MAX_SIZE)
+    nodes: int | None = Field(None, ge=1, le=MAX_SIZE, description="machines")
+    devices_per_node: int | None = Field(None, ge=1, le=MAX_SIZE, description="devices of one machine")
     nic_bytes_per_s: Quantity = Field(None, description="one direction, per device, between nodes", examples=["400 Gb/s"])
     stack: str | None = Field(None, description="software era: which calibration applies", examples=["default"])
-    usd_per_device_hour: float | None = Field(None, ge=0, le=1e6)
-    watts_per_device: float | None = Field(None, ge=0, le=1e6)
+    usd_per_device_hour: float | None = Field(None, ge=0, le=1e6, description="without it no money is shown")
+    watts_per_device: float | None = Field(None, ge=0, le=1e6, description="the board limit if absent")
     source: str | None = Field(None, description="where these figures come from")
 
 
@@ -165,18 +163,11 @@ def names(path: tuple[str | int, ...] = ()) -> tuple[str, ...]:
 
 def schemas() -> dict[str, Any]:
     """JSON Schema of the plan file, of cluster files, and of the fields a model has, by name."""
-    return {
-        "plan": _titled(plan_table(), "Plan file"),
-        "cluster": _titled(_cluster_file(), "Cluster file"),
-        "model": _titled(table(Model), "Model"),
-    }
+    tables = {"Plan file": plan_table(), "Cluster file": _cluster_file(), "Model": table(Model)}
+    return {title.split()[0].lower(): published(wanted.model_json_schema(), title) for title, wanted in tables.items()}
 
 
 def _cluster_file() -> type[Table]:
     """A cluster file holds what [cluster] may hold, but names no further file."""
     own = {name: (one.annotation, one) for name, one in ClusterTable.model_fields.items() if name != "file"}
     return create_model("ClusterFile", __base__=Table, __doc__=ClusterTable.__doc__, **typing.cast("Any", own))
-
-
-def _titled(wanted: type[Table], title: str) -> dict[str, Any]:
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **wanted.model_json_schema(), "title": title}
