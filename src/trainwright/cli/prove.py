@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import sys
 import textwrap
 from typing import TYPE_CHECKING
 
 from trainwright.plan.load import load
-from trainwright.problems import PlanError, Problem
 from trainwright.units import show_bytes, show_wire
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from trainwright.plan.plan import Plan
     from trainwright.prove.prove import Proof
 
 HELP = "prove a plan on local ranks in float64 against the unsharded reference; wire and memory reconciled"
@@ -40,9 +37,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Prove, and say what was found: 0 proved, 4 not."""
     from trainwright.prove.prove import prove  # torch is loaded here, for the verbs that need it alone
+    from trainwright.prove.shrink import demand_ranks
 
     plan = load(args.plan, args.overrides, command="prove")
-    _demand_ranks(plan, args.ranks)
+    demand_ranks(plan, args.ranks, "--ranks")
     if args.report is not None:
         from trainwright.export.html import demand_writable
 
@@ -58,22 +56,6 @@ def run(args: argparse.Namespace) -> int:
     else:
         print(text(proof))
     return 0 if proof.equal else PROOF_FAILED
-
-
-def _demand_ranks(plan: Plan, asked: int | None) -> None:
-    """Raise PlanError for a number of ranks that cannot show all axes of the plan, or that is too much for one machine."""
-    from trainwright.prove.shrink import MAX_RANKS, small_sizes
-
-    least = math.prod(small_sizes(plan, None).values())
-    if asked is None or least <= asked <= MAX_RANKS:
-        return
-    used = " x ".join(f"{axis} 2" for axis, size in plan.parallel.sizes.items() if size > 1) or "one rank"
-    few = f"fewer than {least} ranks do not show every axis of the plan ({used})" if least > 1 else "a proof needs a rank"
-    why = few if asked < least else "a proof runs on one machine"
-    nearest = min(max(asked, least), MAX_RANKS)
-    raise PlanError(
-        Problem(why, path="--ranks", given=asked, allowed=f"whole numbers from {least} to {MAX_RANKS}", attempt=f"--ranks {nearest}")
-    )
 
 
 def text(proof: Proof) -> str:
@@ -105,10 +87,9 @@ def _rows(proof: Proof) -> Iterator[tuple[str, str]]:
     more = f" and {len(differing) - 4} more" if len(differing) > 4 else ""
     yield "replicas", f"differ: {', '.join(differing[:4])}{more}" if differing else "bit-identical"
     agrees = "equal at every one" if wire.equal else f"{len(wire.wrong)} wrong, {len(wire.missing)} missing, {len(wire.extra)} extra"
-    yield (
-        "wire",
-        f"predicted {show_wire(wire.predicted_bytes)}, measured {show_wire(wire.measured_bytes)} at {wire.num_sites} sites: {agrees}",
-    )
+    sites = f"{wire.num_sites} {'site' if wire.num_sites == 1 else 'sites'}"
+    amounts = f"predicted {show_wire(wire.predicted_bytes)}, measured {show_wire(wire.measured_bytes)} at {sites}: {agrees}"
+    yield "wire", amounts if wire.num_sites or not wire.equal else "no exchange"
     peaks = f"peak predicted {show_bytes(memory.predicted_peak_bytes)}, measured {show_bytes(memory.measured_peak_bytes)}"
     yield "memory", f"{peaks}; {'equal after every one' if memory.equal else 'wrong after some'} of {memory.num_boundaries} actions"
     inside = show_bytes(memory.predicted_temporary_bytes), show_bytes(memory.measured_temporary_bytes)
@@ -127,6 +108,8 @@ def _system(proof: Proof) -> Iterator[tuple[str, str]]:
     wire = proof.wire
     if wire.os_bytes is not None and wire.os_error is not None:
         counted = f"{show_wire(round(wire.os_bytes))} written, without {wire.header_bytes:.0f} B a message"
-        yield "system", f"the operating system counted {counted}: {100 * wire.os_error:.3f} % off"
+        yield "system", f"the operating system counted {counted}: {100 * wire.os_error:.3f}% off"
+    elif proof.processes and not wire.measured_bytes:
+        yield "system", "no message was sent, nothing to count"
     elif proof.processes:
         yield "system", "the operating system's counter is not readable here"

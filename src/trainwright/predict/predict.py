@@ -15,7 +15,7 @@ from trainwright.predict.memory import ALLOCATOR_FACTOR, CONTEXT_BYTES, LOCAL_CO
 from trainwright.predict.page import Number, Page
 from trainwright.predict.price import price
 from trainwright.predict.simulate import Simulation, simulate
-from trainwright.units import Bytes, Seconds
+from trainwright.units import Bytes, Seconds, show_seconds
 
 DOES_NOT_FIT = "does not fit"
 
@@ -28,6 +28,11 @@ class Prediction:
     program: Program
     simulation: Simulation
     memory: Memory
+
+    def __repr__(self) -> str:
+        """One line: model, mesh, step time, verdict."""
+        mesh = " x ".join(f"{axis} {size}" for axis, size in self.plan.parallel.sizes.items() if size > 1) or "one rank"
+        return f"Prediction({self.plan.model.name} on {mesh}: {show_seconds(self.step_s)} a step, {self.verdict})"
 
     @cached_property
     def page(self) -> Page:

@@ -63,6 +63,12 @@ class Proof:
     reports: tuple[RankReport, ...] = field(default=(), repr=False)
     program: Program | None = field(default=None, repr=False)
 
+    def __repr__(self) -> str:
+        """One line: model, mesh, what was found."""
+        mesh = " x ".join(f"{axis} {size}" for axis, size in self.plan.parallel.sizes.items() if size > 1) or "one rank"
+        found = f"{'proved' if self.equal else 'NOT proved'}, worst relative error {self.worst_relative_error:.2g}"
+        return f"Proof({self.plan.model.name} on {mesh}, {self.dtype}: {found})"
+
     @property
     def worst_relative_error(self) -> float:
         """Of loss, gradient norm and every gradient, in the first step."""

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 from trainwright.plan.check import demand
 from trainwright.plan.plan import Plan
+from trainwright.problems import PlanError, Problem
 from trainwright.spec import catalog
 from trainwright.spec.batch import Batch
 from trainwright.spec.model import Model
@@ -66,6 +67,25 @@ def shrink(plan: Plan, *, max_ranks: int | None = None, dtype: str = "fp64") -> 
         optimizer=telling_optimizer(plan),
     )
     return demand(small), tuple(changes(plan, small))
+
+
+def demand_ranks(plan: Plan, max_ranks: int | None, path: str = "max_ranks") -> None:
+    """Raise PlanError for a number of ranks that cannot show all axes of the plan, or is too much for one machine. `path`: its name."""
+    least = _product(small_sizes(plan, None))
+    if max_ranks is None or least <= max_ranks <= MAX_RANKS:
+        return
+    used = " x ".join(f"{axis} 2" for axis, size in plan.parallel.sizes.items() if size > 1) or "one rank"
+    few = f"fewer than {least} ranks do not show every axis of the plan ({used})" if least > 1 else "a proof needs a rank"
+    nearest = min(max(max_ranks, least), MAX_RANKS)
+    raise PlanError(
+        Problem(
+            few if max_ranks < least else "a proof runs on one machine",
+            path=path,
+            given=max_ranks,
+            allowed=f"whole numbers from {least} to {MAX_RANKS}",
+            attempt=f"{path} {nearest}",
+        )
+    )
 
 
 def small_sizes(plan: Plan, max_ranks: int | None) -> dict[str, int]:

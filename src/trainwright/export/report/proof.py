@@ -41,7 +41,8 @@ def section(proof: Proof) -> Section:
 
 def _heads(proof: Proof) -> str:
     wire, memory = proof.wire, proof.memory
-    system = "not readable here" if wire.os_error is None else f"{show_wire(round(wire.os_bytes or 0))}"
+    unknown = "nothing to count" if proof.processes and not wire.measured_bytes else "not readable here"
+    system = unknown if wire.os_error is None else f"{show_wire(round(wire.os_bytes or 0))}"
     return cards(
         card(
             "Values",
@@ -55,7 +56,9 @@ def _heads(proof: Proof) -> str:
             "Wire bytes",
             "equal" if wire.equal else "NOT equal",
             basis=MEASURED,
-            note=f"{show_wire(wire.measured_bytes)} measured at {wire.num_sites:,} sites, predicted at each",
+            note=f"{show_wire(wire.measured_bytes)} measured at {wire.num_sites:,} sites, predicted at each"
+            if wire.num_sites
+            else "no exchange: no message was sent",
             source="counted where the engine hands bytes to others",
             tone="good" if wire.equal else "bad",
         ),
