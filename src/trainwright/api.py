@@ -17,6 +17,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trainwright.problems import PlanError, Problem, nearest, raise_all
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -27,6 +29,9 @@ if TYPE_CHECKING:
     from trainwright.plan.plan import Plan
     from trainwright.predict.predict import Prediction
     from trainwright.prove.prove import Proof
+
+COMMANDS = ("predict", "prove", "run")
+"""What a default plan is made for."""
 
 __all__ = ["Plan", "load", "predict", "prove", "run"]
 
@@ -52,9 +57,29 @@ def load(plan: Plan | str | Path, command: Command = "predict", /, **overrides: 
     from trainwright.plan.load import load as read
     from trainwright.plan.plan import Plan
 
+    _demand_words(plan, command)
     if isinstance(plan, Plan):
         return demand(plan.replace_settings(overrides) if overrides else plan)
     return read(plan, overrides, command)
+
+
+def _demand_words(plan: object, command: str) -> None:
+    """Raise PlanError for what is no plan and no way to name one, or for a command that is none."""
+    from trainwright.plan.plan import Plan
+
+    if not isinstance(plan, (Plan, str, Path)):
+        raise PlanError(
+            Problem(
+                f"a {type(plan).__name__} is not a plan",
+                given=repr(plan),
+                allowed="a Plan, the path of a plan file, or the name of a model",
+                attempt='trainwright.predict("llama-3-8b")',
+            )
+        )
+    if command not in COMMANDS:
+        raise PlanError(
+            Problem("there is no such command", path="command", given=command, allowed=COMMANDS, attempt=nearest(str(command), COMMANDS))
+        )
 
 
 def predict(plan: Plan | str | Path, **overrides: Any) -> Prediction:  # noqa: ANN401
@@ -64,14 +89,33 @@ def predict(plan: Plan | str | Path, **overrides: Any) -> Prediction:  # noqa: A
     return priced(load(plan, "predict", **overrides))
 
 
-def prove(plan: Plan | str | Path, **options: Any) -> Proof:  # noqa: ANN401
-    """Execute the shrunk plan in float64 and compare it with the unsharded reference.
+def prove(
+    plan: Plan | str | Path,
+    *,
+    max_ranks: int | None = None,
+    processes: bool = False,
+    dtype: str = "fp64",
+    **overrides: Any,  # noqa: ANN401
+) -> Proof:
+    """Execute the shrunk plan and compare it with the unsharded reference.
 
-    Options are those of `trainwright.prove.prove.prove`: max_ranks, processes, dtype.
+    max_ranks   use the largest sizes whose product is at most this; None: two of every axis in use
+    processes   ranks are processes, so that the operating system counts bytes too; else threads
+    dtype       "fp64", or "fp32" with gradients to 2e-5
+
+    Raises PlanError where the plan or an option cannot be proved.
     """
+    from trainwright.prove.prove import TOLERANCES
     from trainwright.prove.prove import prove as proved
+    from trainwright.prove.shrink import demand_ranks
 
-    return proved(load(plan, "prove"), **options)
+    plan = load(plan, "prove", **overrides)
+    demand_ranks(plan, max_ranks)
+    if dtype not in TOLERANCES:
+        raise PlanError(
+            Problem("a proof has no tolerance for this type", path="dtype", given=dtype, allowed=tuple(TOLERANCES), attempt='dtype="fp64"')
+        )
+    return proved(plan, max_ranks=max_ranks, processes=processes, dtype=dtype)
 
 
 def run(
@@ -83,6 +127,7 @@ def run(
     profile: bool = False,
     progress: bool = False,
     told: Callable[[Prediction], None] | None = None,
+    **overrides: Any,  # noqa: ANN401
 ) -> Run:
     """Train for real, and put what was measured beside what was predicted.
 
@@ -99,7 +144,7 @@ def run(
     from trainwright.engine.run import Run
     from trainwright.engine.train import Options, train
 
-    plan = load(plan, "run")
+    plan = load(plan, "run", **overrides)
     corpus = _ready(plan, resume=resume)
     prediction = predict(_measured(plan))
     if told is not None:
@@ -126,7 +171,6 @@ def _ready(plan: Plan, *, resume: bool) -> Corpus:
     from trainwright.engine.launch import demand_ranks
     from trainwright.engine.train import corpus_of, prepare_checkpoints
     from trainwright.plan.check import check_run
-    from trainwright.problems import raise_all
 
     raise_all(problem.at(*plan.source.place(problem.path or "")) for problem in check_run(plan))
     demand_ranks(plan)
@@ -152,7 +196,6 @@ def _measured(plan: Plan) -> Plan:
 def _folder(plan: Plan, asked: str | Path | None) -> Path:
     """The folder of a run, made by the rank that writes into it. Raises PlanError if it cannot be."""
     from trainwright.engine.launch import speaks
-    from trainwright.problems import PlanError, Problem
 
     name = plan.source.file.stem if plan.source.file is not None else plan.model.name
     folder = Path(asked) if asked is not None else Path("runs") / name / time.strftime("%Y%m%d-%H%M%S")

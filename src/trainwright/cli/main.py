@@ -25,6 +25,7 @@ OK, OUR_FAULT, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
 
 _ORDER = ("predict", "prove", "run", "schedule", "lesson", "demo", "schema")
 _DECLARED = re.compile(r'^HELP = "([^"\n]+)"', re.MULTILINE)
+_WRONG_VALUE = re.compile(r"argument (--[\w-]+): invalid (int|float) value: '(.*)'", re.DOTALL)
 _SETTING = re.compile(r"--([A-Za-z_][\w-]*(?:\.[\w-]+)+)(?:=(.*))?", re.DOTALL)
 
 
@@ -66,6 +67,11 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Raise PlanError; argparse itself would print and exit."""
         usage = " ".join(self.format_usage().removeprefix("usage: ").split())
+        wrong = _WRONG_VALUE.fullmatch(message)
+        if wrong is not None:
+            name, kind, given = wrong.groups()
+            allowed = "whole numbers" if kind == "int" else "numbers"
+            raise PlanError(Problem(f"{name} takes a number", path=name, given=given, allowed=allowed, attempt=f"{self.prog} --help"))
         text = message[:1].lower() + message[1:]
         raise PlanError(Problem(text, allowed=usage, attempt=f"{self.prog} --help"))
 

@@ -479,12 +479,12 @@ def _content(file: Path) -> bytes:
     try:
         if file.is_dir():
             raise PlanError(
-                Problem(f"{file} is a folder, not a plan file", file=str(file), allowed="a TOML file", attempt=_file_attempt(file))
+                Problem("this is a folder, not a plan file", file=str(file), allowed="a TOML file", attempt=_file_attempt(file))
             )
         if not file.exists():
             raise PlanError(_no_such_plan(file))
         if not file.is_file() or file.stat().st_size > MAX_FILE_BYTES:
-            message = f"{file} is not an ordinary file of at most {MAX_FILE_BYTES} bytes"
+            message = f"this is not an ordinary file of at most {MAX_FILE_BYTES} bytes"
             raise PlanError(Problem(message, file=str(file), allowed="a TOML file", attempt=_file_attempt(file.parent)))
         return file.read_bytes()
     except (OSError, ValueError) as error:
@@ -528,12 +528,14 @@ def _is_name(plan: str | Path) -> bool:
 def _default_text(name: str, overrides: Mapping[str, Any], command: Command) -> str:
     """The plan that a bare model name means, as a plan file: ZeRO-3 over 8 x h100-sxm for predict, one local process for run and prove.
 
-    The ZeRO size follows from the devices and the other sizes where the command line gives those; the batch is 8 sequences a replica.
+    The ZeRO size follows from the devices and the other sizes where the command line gives those, a cluster by name or file among them;
+    the batch is 8 sequences a replica.
     """
     most_tokens = catalog.model(name).max_positions
     asked = {path.lstrip("-").replace("-", "_"): value for path, value in overrides.items()}
     far = command == "predict"
-    devices = _asked(asked, "cluster.nodes", 1) * _asked(asked, "cluster.devices_per_node", 8 if far else 1)
+    nodes, each = _named_cluster(asked) or (1, 8 if far else 1)
+    devices = _asked(asked, "cluster.nodes", nodes) * _asked(asked, "cluster.devices_per_node", each)
     others = math.prod(_asked(asked, f"parallel.{axis}.size", 1) for axis in AXES if axis != "zero")
     zero = _asked(asked, "parallel.zero.size", devices // others if devices % others == 0 else devices)
     replicas = zero * _asked(asked, "parallel.data.size", 1)
@@ -547,6 +549,20 @@ def _default_text(name: str, overrides: Mapping[str, Any], command: Command) -> 
         zero=zero,
         policy="selective" if far else "none",
     )
+
+
+def _named_cluster(asked: Mapping[str, Any]) -> tuple[int, int] | None:
+    """Nodes, and devices of each, of the cluster that the command line names; None if it names none. A wrong one is refused later."""
+    try:
+        if "cluster.name" in asked and "cluster.device" not in asked:
+            found = catalog.cluster(str(asked["cluster.name"]))
+        elif "cluster.file" in asked:
+            found = _cluster_file({"file": str(asked["cluster.file"])}, Source())
+        else:
+            return None
+    except PlanError:
+        return None
+    return (1, 1) if found.is_local else (found.num_nodes, found.devices_per_node)
 
 
 def _asked(asked: Mapping[str, Any], path: str, default: int) -> int:

@@ -201,17 +201,18 @@ def _replaced(part: Any, path: str, names: tuple[str, ...], value: object) -> An
     first, *rest = names
     known = [one.name for one in fields(part)] if is_dataclass(part) else []
     if first not in known:
-        raise PlanError(_no_such_setting(path, first, known))
+        raise PlanError(_no_such_setting(path, first, known, given=value))
     inner = _replaced(getattr(part, first), path, tuple(rest), value) if rest else value
     return replace(part, **{first: inner})
 
 
-def _no_such_setting(path: str, name: str, known: list[str]) -> Problem:
+def _no_such_setting(path: str, name: str, known: list[str], *, given: object) -> Problem:
+    known = [one for one in known if one != "source"]  # where the plan was written is no setting of it
     guess = nearest(name, known)
     return Problem(
         f"{path} is not a setting of a plan",
         path=path,
-        given=path,
+        given=given,
         allowed=", ".join(known) or "nothing below this",
         attempt=f"{path.replace(name, guess)}" if guess else "`trainwright schema` lists every setting",
     )

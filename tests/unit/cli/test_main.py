@@ -86,7 +86,7 @@ def test_a_verb_without_a_plan_takes_no_settings(verb, capsys):
         (["run", "gpt2", "--profil"], "run has no option --profil", "--profile"),
         (["run", "gpt2", "--steps", "5"], "run has no option --steps", "--run.steps"),
         (["run", "gpt2", "--run.steps"], "--run.steps has no value", None),
-        (["run", "gpt2", "--stop-after", "x"], "argument --stop-after: invalid int value: 'x'", "trainwright run --help"),
+        (["run", "gpt2", "--stop-after", "x"], "--stop-after takes a number", "trainwright run --help"),
         (["run"], "the following arguments are required: PLAN", "trainwright run --help"),
         (["schedule", "1f1b", "2"], '"2" is one argument too many', None),
         (["--jsn"], 'there is no option "--jsn"', None),
