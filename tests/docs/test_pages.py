@@ -8,6 +8,7 @@ other ```python runs, all of a page as one program. Every page has a folder of i
 from __future__ import annotations
 
 import ast
+import dataclasses
 import json
 import os
 import re
@@ -22,6 +23,7 @@ from pydantic_core import PydanticUndefined
 
 from trainwright.plan import schema
 from trainwright.spec import catalog, reading
+from trainwright.spec.stack import Stack
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted((ROOT / "docs").glob("*.md"))
@@ -190,6 +192,16 @@ def test_the_page_on_the_plan_file_names_the_whole_catalog(shelf):
     (line,) = re.findall(rf"^- {shelf}s: (.*)$", page, re.MULTILINE)
 
     assert list(getattr(catalog, f"{shelf}_names")()) == re.findall(r"`([^`]+)`", line)
+
+
+def test_the_page_on_predictions_has_every_constant_of_a_stack_with_its_default():
+    """What is no constant says what the stack is, or what it was fitted on."""
+    page = (ROOT / "docs" / "predict.md").read_text(encoding="utf-8").partition("### Constants")[2]
+    about = {"name", "title", "source", "num_points", "fitted_devices", "on_devices"}
+    constants = [(one.name, "–" if one.default is None else one.default) for one in dataclasses.fields(Stack) if one.name not in about]
+    rows = re.findall(r"^\| `(\w+)` \| (.*?) \|", page, re.MULTILINE)
+
+    assert constants == [(name, default if default == "–" else json.loads(default.strip("`"))) for name, default in rows]
 
 
 def test_the_page_on_proofs_names_every_cause():
