@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import argparse
+    from collections.abc import Sequence
 
 HELP = "memory, wire, time, MFU, bottleneck and verdict of a plan"
 
@@ -28,6 +29,7 @@ def run(args: argparse.Namespace) -> int:
     """Predict a plan and print it; 3 if it does not fit. Raises PlanError with every Problem of the plan."""
     from trainwright.plan.load import load
     from trainwright.predict.predict import predict
+    from trainwright.predict.remedy import remedy
 
     gc.disable()  # a prediction makes many small objects, all of which last: looking for garbage among them takes a tenth of its time
     try:
@@ -42,17 +44,17 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(document, separators=(",", ":")))
     else:
-        _print(document)
+        _print(document, remedy(prediction))
     return FITS if prediction.fits else DOES_NOT_FIT
 
 
-def _print(document: dict[str, Any]) -> None:
+def _print(document: dict[str, Any], advice: Sequence[str]) -> None:
     from trainwright.predict.report import lines, plain, show
 
     if sys.stdout.isatty() and "NO_COLOR" not in os.environ:
-        show(lines(document))
+        show(lines(document, advice))
     else:
-        print(plain(lines(document)))
+        print(plain(lines(document, advice)))
     if "provenance" in document:
         print(reasons(document))
 

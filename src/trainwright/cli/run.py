@@ -105,13 +105,13 @@ def demand_room(prediction: Prediction) -> None:
 
 
 def does_not_fit(prediction: Prediction) -> str:
-    """The two lines that say so."""
+    """The lines that say so: what is needed, what of it is largest, what to try."""
+    from trainwright.predict.remedy import remedy
     from trainwright.units import show_bytes
 
     memory = prediction.to_json()["memory"]
     needs, has = show_bytes(memory["reserved_bytes"]), show_bytes(memory["capacity_bytes"])
-    attempt = "a smaller model or microbatch, or more devices in parallel.zero.size"
-    return f"the plan does not fit: a rank needs {needs}, and has {has}\n  try      {attempt}"
+    return "\n".join([f"the plan does not fit: a rank needs {needs}, and has {has}", *(f"  {line}" for line in remedy(prediction))])
 
 
 def check(plan: Plan, *, as_json: bool) -> int:

@@ -42,9 +42,10 @@ TIMES: Final = {
 VERDICTS: Final = {"fits": "bold green", "risky": "bold yellow", "does not fit": "bold red"}
 
 
-def lines(document: Document) -> Iterator[Line]:
-    """The report, line by line."""
+def lines(document: Document, advice: Sequence[str] = ()) -> Iterator[Line]:
+    """The report, line by line; `advice` is what `remedy` says of a plan that does not fit."""
     yield from _head(document)
+    yield from ([(line, "")] for line in advice)
     yield []
     yield from _time(document)
     yield []

@@ -76,7 +76,25 @@ def test_a_plan_that_does_not_fit_is_shown_whole(capsys):
     assert "does not fit" == document["memory"]["verdict"]
     assert document["memory"]["reserved_bytes"] > document["memory"]["capacity_bytes"]
     run("llama-3-70b", overrides={"parallel.zero.size": 8, "parallel.tensor.size": 1})
-    assert "DOES NOT FIT" in capsys.readouterr().out
+    text = capsys.readouterr().out
+    assert "DOES NOT FIT" in text
+    assert "largest    activations, " in text
+    assert "try        " in text
+    assert text.count(" reserved then, ") == text.count("not enough alone") + text.count("risky")
+    assert "or more devices" in text
+
+
+def test_a_remedy_was_tried(capsys):
+    """What is said to be reserved then is what the changed plan reserves; a plan that fits needs none."""
+    wrong = {"batch.sequence_tokens": 65536, "recompute.policy": "none"}
+    assert 3 == run("llama-3-8b", overrides=wrong)
+    text = capsys.readouterr().out
+    assert 0 == run("llama-3-8b", overrides=wrong | {"recompute.policy": "full"})
+    mended = capsys.readouterr().out
+    said = text.partition('try        recompute.policy = "full": ')[2].partition(" reserved then, fits")[0]
+
+    assert f"FITS   {said} of" in mended
+    assert "try " not in mended
 
 
 def test_settings_can_be_overridden(plan, capsys):

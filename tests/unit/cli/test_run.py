@@ -147,6 +147,7 @@ def test_a_plan_that_does_not_fit_ends_with_3(plan_file, capsys):
     out, err = capsys.readouterr()
 
     assert "does not fit" in err
+    assert ["largest", "try"] == [line.split()[0] for line in err.splitlines()[1:3]]
     assert json.loads(out)["memory"]["verdict"] == "does not fit"
     assert not (plan_file.parent / "runs").exists()
 
