@@ -64,7 +64,7 @@ class FileTokenizer:
                     "a tokenizer.json is read by the library `tokenizers`, which is not installed",
                     path="run.tokenizer",
                     given=str(path),
-                    attempt="pip install tokenizers, or leave run.tokenizer out: bytes are the tokens then",
+                    attempt='pip install "trainwright[run]", or leave run.tokenizer out: bytes are the tokens then',
                 )
             ) from None
         try:
@@ -88,8 +88,3 @@ class FileTokenizer:
     def decode(self, tokens: Tokens) -> str:
         """The text."""
         return str(self._tokenizer.decode(tokens.tolist()))
-
-
-def read_tokenizer(path: Path | None) -> Tokenizer:
-    """The tokenizer of a plan: bytes if it names no file."""
-    return ByteTokenizer() if path is None else FileTokenizer(path)

@@ -208,17 +208,6 @@ class Simulation:
         return float(self.ends.max())
 
     @cached_property
-    def run_times(self) -> tuple[tuple[Times, Times], ...]:
-        """Of every role: start and end of each of its runs."""
-        found = tuple((np.zeros(len(role.runs)), np.zeros(len(role.runs))) for role in self.program.roles)
-        for batch in self.graph.batches.values():
-            if batch.first_nodes:
-                starts, ends = self.ends[np.array(batch.inputs)[:, 0]], self.ends[batch.first_nodes]
-                for position, number, start, end in zip(batch.positions, batch.run_numbers, starts, ends, strict=True):
-                    found[position][0][number], found[position][1][number] = start, end
-        return found
-
-    @cached_property
     def waits(self) -> tuple[tuple[Waited, ...], ...]:
         """Of every role: what it waited for, summed over the step."""
         exposed: list[dict[tuple[str, str], float]] = [defaultdict(float) for _ in self.program.roles]

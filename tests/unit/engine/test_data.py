@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from trainwright.engine.data import IGNORED, Cursor, Feed, PaddedFeed, load_corpus, padded_batch, permuted, unigram_entropy
 from trainwright.engine.random import Key
-from trainwright.engine.tokenizer import ByteTokenizer, read_tokenizer
+from trainwright.engine.tokenizer import ByteTokenizer, FileTokenizer
 from trainwright.problems import PlanError
 
 
@@ -196,7 +196,7 @@ def test_a_tokenizer_file_makes_the_tokens(tmp_path):
     }
     path = tmp_path / "tokenizer.json"
     path.write_text(json.dumps(content))
-    tokenizer = read_tokenizer(path)
+    tokenizer = FileTokenizer(path)
 
     assert 4 == tokenizer.vocab_size
     assert [3, 1, 0, 2, 0] == tokenizer.encode([b"aba", b"b"]).tolist()
@@ -207,6 +207,6 @@ def test_a_tokenizer_that_cannot_be_read_is_a_problem(tmp_path):
     path = tmp_path / "tokenizer.json"
     path.write_text("no json")
     with pytest.raises(PlanError) as caught:
-        read_tokenizer(path)
+        FileTokenizer(path)
 
     assert "run.tokenizer" == caught.value.problems[0].path

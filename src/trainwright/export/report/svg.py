@@ -127,14 +127,6 @@ def area(top: Sequence[tuple[float, float]], bottom: Sequence[tuple[float, float
     return element("polygon", *children, points=path, class_=kind)
 
 
-def boxes(spans: Iterable[tuple[float, float]], *, y: float, height: float, kind: str) -> str:
-    """Many bars of one kind as one path, for an inner drawing; without titles."""
-    path = "".join(
-        f"M{number(WIDTH * begin)} {number(y)}H{WIDTH * end:.2f}V{number(y + height)}H{WIDTH * begin:.2f}Z" for begin, end in spans
-    )
-    return element("path", d=path, class_=kind) if path else ""
-
-
 def ticks(largest: float, most: int = 5) -> list[float]:
     """Round values from 0 up to `largest`, at most `most` above 0.
 
