@@ -81,7 +81,8 @@ def _head(document: Document) -> Iterator[Line]:
     plan, memory = document["plan"], document["memory"]
     yield [(f"{plan['model']}", "bold"), (f" on {plan['num_devices']:,} × {plan['device']}", "")]
     axes = " × ".join(f"{axis} {size}" for axis, size in plan["mesh"].items() if size > 1) or "one rank"
-    batch = f"{plan['num_microbatches']} microbatches of {plan['microbatch_sequences']} × {plan['sequence_tokens']:,} tokens"
+    count = f"{plan['num_microbatches']:,} microbatch{'' if plan['num_microbatches'] == 1 else 'es'}"
+    batch = f"{count} of {plan['microbatch_sequences']} × {plan['sequence_tokens']:,} tokens"
     yield [(f"{axes}, {batch}", "dim")]
     yield []
     verdict = memory["verdict"]

@@ -134,6 +134,7 @@ def test_constants_of_an_optimizer_lie_in_their_ranges(optimizer, expected):
         (RunSettings(validation_fraction=1.0), ["run.validation_fraction"]),
         (RunSettings(data="corpus"), ["run.data"]),
         (RunSettings(checkpoint=Checkpoint(every=0)), ["run.checkpoint.every"]),
+        (RunSettings(checkpoint=Checkpoint(every=1, keep=0)), ["run.checkpoint.keep"]),
     ],
 )
 def test_settings_of_a_run_make_sense(settings, expected):
