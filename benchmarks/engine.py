@@ -153,7 +153,7 @@ def plan_of(model: Model, parallel: Parallel | None = None, *, sequences: int = 
         precision=Precision(compute="fp32"),
         parallel=parallel,
         recompute=Recompute(),
-        optimizer=Optimizer(lr=1e-3, decay="none"),
+        optimizer=Optimizer(lr=3e-4, decay="none"),
     )
 
 
