@@ -46,7 +46,7 @@ def __getattr__(name: str) -> Any:  # noqa: ANN401 (an attribute of a module may
     raise AttributeError(message)
 
 
-def load(plan: Plan | str | Path, command: Command = "predict", /, **overrides: Any) -> Plan:  # noqa: ANN401
+def load(plan: Plan | str | Path, command: Command = "predict", /, **overrides: Any) -> Plan:  # noqa: ANN401 - a setting may hold anything
     """Read a plan file, or make the default plan of a model in the catalog; `overrides` are settings by dotted path.
 
     `command` tells which default plan the name of a model means: 8 x h100-sxm for "predict", one process of this machine for "prove"
@@ -82,7 +82,7 @@ def _demand_words(plan: object, command: str) -> None:
         )
 
 
-def predict(plan: Plan | str | Path, **overrides: Any) -> Prediction:  # noqa: ANN401
+def predict(plan: Plan | str | Path, **overrides: Any) -> Prediction:  # noqa: ANN401 - a setting may hold anything
     """What the plan costs, before it runs: time, memory, wire, money."""
     from trainwright.predict.predict import predict as priced
 
@@ -95,7 +95,7 @@ def prove(
     max_ranks: int | None = None,
     processes: bool = False,
     dtype: str = "fp64",
-    **overrides: Any,  # noqa: ANN401
+    **overrides: Any,  # noqa: ANN401 - a setting may hold anything
 ) -> Proof:
     """Execute the shrunk plan and compare it with the unsharded reference.
 
@@ -127,7 +127,7 @@ def run(
     profile: bool = False,
     progress: bool = False,
     told: Callable[[Prediction], None] | None = None,
-    **overrides: Any,  # noqa: ANN401
+    **overrides: Any,  # noqa: ANN401 - a setting may hold anything
 ) -> Run:
     """Train for real, and put what was measured beside what was predicted.
 

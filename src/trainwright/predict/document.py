@@ -47,9 +47,9 @@ def describe(plan: Plan, simulation: Simulation, memory: Memory) -> Page:
 def interval_source(stack: Stack) -> str:
     """What the half width of the interval rests on."""
     if stack.num_points and stack.interval < UNKNOWN_INTERVAL:
-        return f"half width that held 80 % of held-out measurements of stack {stack.name}: {stack.source}"
+        return f"half width that held 80% of held-out measurements of stack {stack.name}: {stack.source}"
     return (
-        f"assumed for stack {stack.name}, which has no constants fitted on this device: half width that held 80 % of published steps when "
+        f"assumed for stack {stack.name}, which has no constants fitted on this device: half width that held 80% of published steps when "
         "the constants of other studies on the same device were used"
     )
 

@@ -52,7 +52,7 @@ class Stack:
     host_fixed_s                     host time per block and pass that nothing hides.
     host_floor_s                     least time of a block and pass: the host issues no faster.
     straggler_per_doubling           slowdown for each doubling of the devices beyond 8.
-    interval                         half width, as a fraction, of the interval that held 80 % of held-out measurements.
+    interval                         half width, as a fraction, of the interval that held 80% of held-out measurements.
     num_points                       measurements behind the fit; 0 = none.
     fitted_devices                   devices that these were taken on; on others the interval is at least that of an unknown stack.
     """

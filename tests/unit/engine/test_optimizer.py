@@ -191,10 +191,12 @@ def test_padding_stays_zero():
 
 
 def test_an_empty_shard_is_left_alone():
-    """A rank may own nothing of a small unit."""
+    """A rank may own nothing of a small unit: its neighbours' values, before and behind the empty piece, stay as they are."""
     for rule in RULES:
-        empty = torch.empty(0)
-        rule.update(Shard(weights=empty, gradient=empty, moments=(empty,) * rule.num_moments), lr=1e-2, step=0, clip_scale=0.5)
+        wholes = [torch.ones(4) for _ in range(2 + rule.num_moments)]
+        weights, gradient, *moments = (whole[2:2] for whole in wholes)
+        rule.update(Shard(weights=weights, gradient=gradient, moments=tuple(moments)), lr=1e-2, step=0, clip_scale=0.5)
+        assert all(torch.equal(torch.ones(4), whole) for whole in wholes)
 
 
 def test_the_default_generator_is_not_touched():

@@ -135,7 +135,7 @@ def _heads(document: Mapping[str, Any], reasons: Reasons) -> str:
             "Step time",
             "/step_s",
             show_seconds(step_s),
-            note=f"{show_seconds(interval['p10'])} to {show_seconds(interval['p90'])} in 80 % of cases",
+            note=f"{show_seconds(interval['p10'])} to {show_seconds(interval['p90'])}: 80% interval",
         ),
         reasons.card(
             "Tokens per second",
